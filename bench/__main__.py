@@ -9,6 +9,7 @@ from pathlib import Path
 
 import bench
 
+_ALIASES = {"qmatmul": "qgemm"}
 _HELPERS = {"__main__", "common", "peers", "qwen3", "random_model", "results"}
 
 
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         print("benches:", ", ".join(names()))
         return 0
-    name, rest = argv[0], argv[1:]
+    name, rest = _ALIASES.get(argv[0], argv[0]), argv[1:]
     if name == "all":
         from bench.results import run_all
 

@@ -2,7 +2,19 @@
 
 `--model FILE.gguf` (may be given several times): decode and prefill in tokens and bytes per second,
 time to the first token, what a long context costs, Python's share of a token, resident memory.
-Goals follow the type of the weights.
+`--type NAME` (several times, or `all`): decode and prefill of a Qwen3-0.6B of random weights of
+that GGUF type or preset, of `--layers` layers; the file is kept for the next run. Goals follow the
+type of the weights, bars name the instruction set.
+
+`--avx2` holds RLX to AVX2 and asks for a llama.cpp that was built for it, in a folder of its own:
+
+    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
+    -DGGML_AVX512=OFF" pip install --no-binary llama-cpp-python --no-deps --target DIR
+    llama-cpp-python
+
+then `--avx2 --avx2-peer DIR`; `--peer-python` still names a Python that has its other packages. On
+a CPU with more the figures say how both do there with AVX2 alone. OpenVINO follows
+ONEDNN_MAX_CPU_ISA, which `--avx2` sets; ONNX Runtime cannot be held.
 
 Two further peers for prefill and decode, each in a Python of its own: `--genai-python`, OpenVINO
 GenAI, for the types that it reads from GGUF; `--ort-genai-python`, ONNX Runtime GenAI, for which
@@ -11,6 +23,7 @@ the model is packed anew, in as many bits, into a folder beside the file.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -18,22 +31,27 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.common import Bar, arguments, finish
+from bench.common import Bar, add_avx2, arguments, finish, hold_to_avx2, instruction_set
 from bench.peers.genai import Start, openvino_genai, ort_genai
 from bench.peers.pipe import Peer, PeerMissing
+from bench.random_model import BLOCK_TYPES, write_random_model
 from rlx.backends.cpu.peaks import read_bandwidth
 from rlx.cli.peers import start_llama_cpp
 from rlx.errors import InputError
 from rlx.formats.gguf import GgufFile
+from rlx.formats.quant_presets import NAMES
 from rlx.ir.quant.scheme import GGUF_SCHEMES
+from rlx.support.files import cache_root
 
-# ratio to llama.cpp by weight type: decode, prefill; share of read bandwidth in decode
-GOALS = {
-    "Q8_0": (1.5, 1.8, 0.85),
-    "F16": (1.2, 1.2, 0.85),
-    "Q4_K": (1.3, 2.5, 0.75),
-    "Q4_0": (1.3, 2.5, 0.75),
+# ratio to llama.cpp by weight type: decode, prefill; share of read bandwidth in decode, if any
+GOALS: dict[str, tuple[float, float, float | None]] = {
+    "Q8_0": (1.5, 2.0, 0.85),
+    "F16": (1.2, 1.3, 0.85),
+    "Q4_K": (1.5, 2.5, 0.80),
+    "Q4_0": (1.5, 2.5, 0.80),
 }
+OTHERS = (1.2, 1.8, None)
+TYPES = ("Q4_K_M", "F16", "BF16", *BLOCK_TYPES)  # what `--type all` is
 GENAI_GOAL = 1.3
 OPENVINO, ORT = "OpenVINO GenAI", "ONNX Runtime GenAI"
 GENAI = {OPENVINO: "_genai", ORT: "_ort_genai"}  # how their bars end
@@ -64,12 +82,13 @@ def read_bytes(path: str) -> int:
 class Bench:
     """One model file: processes to ask, and what is made of their answers."""
 
-    def __init__(self, path: str, options: Any) -> None:
-        self.path, self.options = path, options
-        self.name, self.kind = Path(path).stem, weight_type(path)
+    def __init__(self, path: str, options: Any, made: bool = False) -> None:
+        self.path, self.options, self.made = path, options, made
+        self.kind = weight_type(path)
+        self.name = f"{Path(path).stem}_{instruction_set()}"
         self.rounds = 3 if options.quick else 7
         self.context = (SHORT if options.no_long else LONG) + 2 * PREFILL
-        self.others = self.genai()
+        self.others = {} if made else self.genai()
 
     def ours(self, context: int) -> Peer:
         server = "rlx_server.py"
@@ -77,9 +96,23 @@ class Bench:
         return Peer(sys.executable, server, *given, requirements="requirements-llm.txt")
 
     def theirs(self, context: int) -> Peer:
-        return start_llama_cpp(self.options.peer_python, self.path, self.options.threads, context)
+        folder, threads = self.options.avx2_peer, self.options.threads
+        env = {"PYTHONPATH": str(Path(folder).resolve())} if folder else None
+        peer = start_llama_cpp(self.options.peer_python, self.path, threads, context, env)
+        features = str(peer.hello.get("features", ""))
+        if self.options.avx2 and "AVX512 = 1" in features:
+            peer.close()
+            raise InputError(
+                "llama.cpp is to be held to AVX2", where="--avx2-peer", got=features,
+                hint="the build that `python -m bench llm --help` describes",
+            )  # fmt: skip
+        return peer
 
     def measure(self) -> list[Bar]:
+        """Everything of a given file; of a made one the speed alone."""
+        if self.made:
+            with self.ours(2 * PREFILL) as ours, self.theirs(2 * PREFILL) as theirs:
+                return self.speed({"rlx": ours, "llama.cpp": theirs})
         bars = self.first_token()
         with self.ours(self.context) as ours, self.theirs(self.context) as theirs:
             with ExitStack() as stack:
@@ -134,7 +167,7 @@ class Bench:
         return self._speed_bars(found, statistics.median(shares))
 
     def _speed_bars(self, found: dict[str, dict[str, float]], reached: float) -> list[Bar]:
-        decode, prefill, share = GOALS.get(self.kind, (1.0, 1.0, 0.75))
+        decode, prefill, share = GOALS.get(self.kind, OTHERS)
         size, mine = read_bytes(self.path), found.pop("rlx")
         speed = mine["decode"] * size / 1e9
         limit = speed / reached
@@ -150,7 +183,9 @@ class Bench:
                 bars.append(
                     Bar(f"{use}_{self.name}{short}", mine[use], "tok/s", name, theirs[use], wanted)
                 )
-        bars.append(Bar(f"bandwidth_{self.name}", speed, "GB/s", "read bandwidth", limit, share))
+        if share is not None:
+            name = f"bandwidth_{self.name}"
+            bars.append(Bar(name, speed, "GB/s", "read bandwidth", limit, share))
         return bars
 
     def long_context(self, ours: Peer, theirs: Peer, short: Bar) -> Bar:
@@ -190,9 +225,34 @@ class Bench:
         return Bar(name, taken, "µs", "budget", OVERHEAD, 1.0, higher_is_better=False)
 
 
-def main(argv: list[str]) -> int:
+def made_model(kind: str, layers: int | None) -> str:
+    """The file of a type, written unless it is there."""
+    folder = cache_root() / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (kind.lower() + (f"-{layers}" if layers else "") + ".gguf")
+    if not path.exists():
+        write_random_model(path, "0.6b", kind, layers)
+    return str(path)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = arguments("llm", __doc__ or "")
-    parser.add_argument("--model", action="append", required=True, metavar="FILE.gguf")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", action="append", default=[], metavar="FILE.gguf")
+    parser.add_argument(
+        "--type",
+        action="append",
+        default=[],
+        type=str.upper,
+        choices=(*TYPES, *NAMES, "ALL"),
+        metavar="TYPE",
+        help=f"all, or any of {', '.join(TYPES)}, or a preset such as Q5_K_M",
+    )
+    parser.add_argument("--layers", type=int, metavar="N", help="layers of the models of --type")
+    add_avx2(parser)
+    parser.add_argument(
+        "--avx2-peer", metavar="DIR", help="llama-cpp-python built for AVX2 is in there"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--no-long", action="store_true", help=f"leave out {LONG} tokens of context"
@@ -200,11 +260,26 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--genai-python", metavar="PYTHON", help="has openvino-genai")
     parser.add_argument("--ort-genai-python", metavar="PYTHON", help="has onnxruntime-genai")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    parser = _parser()
     options = parser.parse_args(argv)
+    kinds = TYPES if "ALL" in options.type else options.type
+    if not options.model and not kinds:
+        parser.error("give --model or --type")
+    if options.avx2_peer and not options.avx2:
+        parser.error("--avx2-peer goes with --avx2")
+    if options.avx2:
+        hold_to_avx2()
     bars: list[Bar] = []
     try:
         for path in options.model:
             bars += Bench(path, options).measure()
+        for kind in kinds:
+            path = made_model(kind, options.layers)
+            bars += Bench(path, options, made=True).measure()
     except (InputError, PeerMissing) as e:
         print(e, file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 PEERED = ("encoder", "llm", "quantize", "regions")  # take --peer-python
+TYPED = ("llm", "qgemm")  # take --type and --avx2
 
 
 def run_all(names: list[str], rest: list[str], out: Path) -> int:
@@ -22,11 +23,18 @@ def run_all(names: list[str], rest: list[str], out: Path) -> int:
     parser.add_argument("--genai-python", metavar="PYTHON", help="has openvino-genai")
     parser.add_argument("--ort-genai-python", metavar="PYTHON", help="has onnxruntime-genai")
     parser.add_argument("--llm", action="append", default=[], metavar="FILE.gguf")
+    parser.add_argument("--type", action="append", default=[], help="of `llm` and `qgemm`; all")
+    parser.add_argument(
+        "--avx2-peer", metavar="DIR", help="llama.cpp for AVX2: `llm` and `qgemm` run with it too"
+    )
     options = parser.parse_args(rest)
     rows: list[dict[str, object]] = []
     absent: list[str] = []
     for name in names:
         found = _run(name, _arguments(name, options))
+        if options.avx2_peer and name in TYPED:
+            held = ["--avx2"] + (["--avx2-peer", options.avx2_peer] if name == "llm" else [])
+            found += _run(name, _arguments(name, options) + held)
         rows += found
         absent += [] if found else [name]
     out.write_text(_table(rows, absent), encoding="utf-8")
@@ -43,6 +51,8 @@ def _arguments(name: str, options: argparse.Namespace) -> list[str]:
         given += ["--genai-python", options.genai_python]
     if name == "llm" and options.ort_genai_python:
         given += ["--ort-genai-python", options.ort_genai_python]
+    if name in TYPED:
+        given += [a for kind in options.type for a in ("--type", kind)]
     if name in ("llm", "memory"):
         given += [a for file in options.llm for a in ("--model", file)]
     return given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlx.cli import peers
@@ -18,6 +19,7 @@ class Peer(peers.Peer):
         *args: object,
         requirements: str,
         option: str = "--peer-python",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         install = f"-m pip install -r bench/{requirements}"
-        super().__init__(python, HERE / server, *args, install=install, option=option)
+        super().__init__(python, HERE / server, *args, install=install, option=option, env=env)

@@ -13,6 +13,7 @@ import pytest
 from cli_support import write_tiny
 
 from bench import llm, results
+from bench.common import instruction_set
 from bench.peers.genai import openvino_genai, ort_genai
 from bench.peers.pipe import PeerMissing
 from rlx.errors import InputError
@@ -151,9 +152,10 @@ def test_bars_of_each_peer(tiny: Path) -> None:
     bars = bench._speed_bars({name: dict(speeds) for name in peers}, 0.5)
     goals = {bar.name: (bar.peer, bar.goal) for bar in bars}
     for use in speeds:
-        assert goals[f"{use}_tiny"][0] == "llama.cpp"
-        assert goals[f"{use}_tiny_genai"] == ("OpenVINO GenAI", 1.3)
-        assert goals[f"{use}_tiny_ort_genai"] == ("ONNX Runtime GenAI", 1.3)
+        name = f"{use}_tiny_{instruction_set()}"
+        assert goals[name][0] == "llama.cpp"
+        assert goals[f"{name}_genai"] == ("OpenVINO GenAI", 1.3)
+        assert goals[f"{name}_ort_genai"] == ("ONNX Runtime GenAI", 1.3)
 
 
 def test_a_peer_that_is_not_there(
@@ -191,7 +193,8 @@ def test_a_file_that_does_not_say_its_type(
 
 def test_all_benches_hand_them_on() -> None:
     given = Namespace(quick=False, peer_python=None, llm=["m.gguf"], genai_python="a")
-    given.ort_genai_python = "b"
-    want = ["--genai-python", "a", "--ort-genai-python", "b", "--model", "m.gguf"]
+    given.ort_genai_python, given.type = "b", ["all"]
+    want = ["--genai-python", "a", "--ort-genai-python", "b", "--type", "all"]
+    want += ["--model", "m.gguf"]
     assert results._arguments("llm", given) == want
     assert results._arguments("memory", given) == ["--model", "m.gguf"]

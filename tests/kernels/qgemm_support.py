@@ -20,7 +20,7 @@ _EXTRA = (
 )
 SCHEMES = [*GGUF_SCHEMES.values(), *map(QuantScheme.parse, _EXTRA.split())]
 _INTEGER = (
-    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS "
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 NVFP4 TQ1_0 TQ2_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS "
     "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M "
     "int8 int8_asym int8_b32 int8_b64_asym int4 int4_asym int4_b32 int4_b32_asym"
 )

@@ -6,8 +6,10 @@ One JSON command a line in, one JSON answer a line out.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ class PeerMissing(RlxError):
 
 class Peer:
     """Starts the script `server` with `python` and asks it things. `install` says how to get what
-    the script needs, `option` names another Python."""
+    the script needs, `option` names another Python; `env` is added to the environment."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Peer:
         *arguments: object,
         install: str,
         option: str = "--peer-python",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._name = server.stem
         self._hint = f"{python} {install}; or name a Python that has it with {option}"
@@ -41,6 +44,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
+                env={**os.environ, **(env or {})},
             )
         except OSError as e:
             raise self._missing(f"{python}: {e.strerror}") from e
@@ -81,7 +85,13 @@ class Peer:
 _SERVER = Path(__file__).with_name("llama_cpp_server.py")
 
 
-def start_llama_cpp(python: str, model: Path | str, threads: int, context: int) -> Peer:
+def start_llama_cpp(
+    python: str,
+    model: Path | str,
+    threads: int,
+    context: int,
+    env: Mapping[str, str] | None = None,
+) -> Peer:
     """The same model file in llama.cpp. What it can be asked stands in `llama_cpp_server.py`."""
     install = "-m pip install llama-cpp-python"
-    return Peer(python, _SERVER, model, threads, context, install=install)
+    return Peer(python, _SERVER, model, threads, context, install=install, env=env)

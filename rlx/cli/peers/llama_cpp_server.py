@@ -24,7 +24,8 @@ def main() -> None:
         path, n_ctx=context, n_batch=512, n_ubatch=512, n_threads=threads,
         n_threads_batch=threads, verbose=False, logits_all=wants_all,
     )  # fmt: skip
-    say({"ready": True, "load": time.perf_counter() - start, "version": llama_cpp.__version__})
+    hello = {"ready": True, "load": time.perf_counter() - start, "version": llama_cpp.__version__}
+    say({**hello, "features": llama_cpp.llama_print_system_info().decode()})
     for line in sys.stdin:
         command = json.loads(line)
         say(globals()["do_" + command.pop("do")](model, **command))

@@ -63,6 +63,13 @@ def _grid_map(grid: GridWords, first: int) -> BlockMap:
     return BlockMap(first, first + 4 * grid.file_words, fields, grid=grid)
 
 
+def _high_bits_first(scales: Sequence[int], high: int, codes: int, last: int) -> tuple[int, ...]:
+    """Scales, then words of high bits alternating with the first words of codes, which are read
+    with them, then the other codes: memory is read in order."""
+    pairs = [w for g in range(8) for w in (high + g, codes + g)]
+    return (*scales, *pairs, *range(codes + 8, last))
+
+
 BLOCKS: dict[str, BlockMap] = {
     "Q4_0": BlockMap(2, 18, ((0, 2),)),
     "Q4_1": BlockMap(0, 20),
@@ -71,10 +78,13 @@ BLOCKS: dict[str, BlockMap] = {
     "Q8_0": BlockMap(2, 34, ((0, 2),)),
     "IQ4_NL": BlockMap(2, 18, ((0, 2),)),
     "MXFP4": BlockMap(1, 17, ((0, 1),)),
+    "NVFP4": BlockMap(0, 36),
+    "TQ1_0": BlockMap(0, 52, ((52, 2),)),
+    "TQ2_0": BlockMap(0, 64, ((64, 2),)),
     "Q2_K": BlockMap(0, 84),
-    "Q3_K": BlockMap(0, 108, ((108, 2),), order=(24, 25, 26, *range(24))),
+    "Q3_K": BlockMap(0, 108, ((108, 2),), order=_high_bits_first((24, 25, 26), 0, 8, 24)),
     "Q4_K": BlockMap(0, 144),
-    "Q5_K": BlockMap(0, 176),
+    "Q5_K": BlockMap(0, 176, order=_high_bits_first(range(4), 4, 12, 44)),
     "Q6_K": BlockMap(0, 208, ((208, 2),), order=_q6_k_order()),
     "IQ4_XS": BlockMap(0, 136),
     **{name: _grid_map(grid, 0 if name == "IQ1_M" else 2) for name, grid in GRID_WORDS.items()},

@@ -5,13 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import KVALUES_IQ4NL, KVALUES_MXFP4, half_e8m0
+from rlx.backends.cpu.kernels.qgemm.dequant_formats import (
+    KVALUES_IQ4NL,
+    KVALUES_MXFP4,
+    half_e8m0,
+    half_ue4m3,
+)
 from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, MicroTile
 from rlx.backends.cpu.layouts.quant_rows import RUN
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.llvm.builder import Function, Value, f32
+from rlx.llvm.builder import Function, Value, f32, i8
 from rlx.support.records import dataclass
 
 BIASED = 1.5 * 2.0**23  # the float whose bits are BIAS
@@ -97,25 +103,33 @@ class BlockFormat(Format):
         self, t: MicroTile, column_tile: ColumnTile, b: Value, sums: list[Value]
     ) -> list[Value]:
         f, rows = t.f, t.rows
-        w, x, meta = column_tile.block(b), column_tile.x, column_tile.k.udiv(4)
+        w, x, meta = self.weight_block(column_tile, b), column_tile.x, column_tile.k.udiv(4)
         steps: Value | int = self.steps
         if self.block:
             x = f.gep(x, b, (self.block + 12) * rows)
             meta = f.i64(self.block // 4)
         else:
             steps = column_tile.k.udiv(4 * self.streams)
-        ints = t.dot.accumulate(self.dot_loop(t, w, x, steps), self.start(t, x, meta))
+        ints = self.start(t, x, meta)
+        for loop in self.dot_loops(t, w, x, steps):
+            ints = t.dot.accumulate(loop, ints)
         return self.scaled(t, w, x, meta, ints, sums)
 
-    def dot_loop(self, t: MicroTile, w: WeightBlock, x: Value, steps: Value | int) -> DotLoop:
+    def weight_block(self, column_tile: ColumnTile, b: Value) -> WeightBlock:
+        return column_tile.block(b)
+
+    def dot_loops(
+        self, t: MicroTile, w: WeightBlock, x: Value, steps: Value | int
+    ) -> list[DotLoop]:
         """The dot products of a block."""
-        return DotLoop(
+        loop = DotLoop(
             steps,
             self.bits,
             lambda g: [c for v in t.columns for c in self.codes(t, w.words, g, v)],
             lambda g, s: t.rows_at(x, g * self.pace + (s % self.streams) * self.spread),
             [v for v in t.columns for _ in range(self.streams)],
         )
+        return [loop]
 
     def scaled(
         self,
@@ -146,6 +160,75 @@ class BlockFormat(Format):
             return t.zeros()
         each = [t.x(x, meta + 1, i) << offset.bit_length() - 1 for i in range(t.rows)]
         return each * t.vectors
+
+
+class NVFP4(BlockFormat):
+    """NVFP4: a line of four scales of 16 weights, then two lines of codes for each of them."""
+
+    def __init__(self) -> None:
+        codes = _codebook(KVALUES_MXFP4, 16)
+        super().__init__(16, codes, _ue4m3, 2, 5, offset=16, streams=2, spread=2)
+
+    def weight_block(self, column_tile: ColumnTile, b: Value) -> WeightBlock:
+        f, part = column_tile.f, b & 3
+        whole = column_tile.block(b >> 2).words
+        # The scale is the low byte of a word that begins `part` bytes on.
+        return WeightBlock(f.gep(f.gep(whole, LINE), part, 2 * LINE), [f.gep(whole, part)])
+
+
+class Segment(NamedTuple):
+    """Lines of a block with one arrangement: stream s of line g has the activations of word
+    `x + g + s * steps`."""
+
+    line: int
+    steps: int
+    streams: int
+    x: int
+
+
+class Ternary(BlockFormat):
+    """TQ1_0 and TQ2_0: codes 0, 1, 2 for -1, 0, 1, under one scale for 256 weights."""
+
+    def __init__(self, codes: TernaryCodes, segments: Sequence[Segment]) -> None:
+        super().__init__(256, _bytes, _f16_field, 0, 2, offset=1)
+        self.ternary, self.segments = codes, segments
+
+    def dot_loops(
+        self, t: MicroTile, w: WeightBlock, x: Value, steps: Value | int
+    ) -> list[DotLoop]:
+        return [self._dot_loop(t, w, x, segment) for segment in self.segments]
+
+    def _dot_loop(self, t: MicroTile, w: WeightBlock, x: Value, part: Segment) -> DotLoop:
+        def codes(g: Value) -> list[Value]:
+            lines = [t.streamed(w.words, g + part.line, v) for v in t.columns]
+            return [c for line in lines for c in self.ternary(t, line, part.streams)]
+
+        return DotLoop(
+            part.steps,
+            self.bits,
+            codes,
+            lambda g, s: t.rows_at(x, g + (part.x + (s % part.streams) * part.steps)),
+            [v for v in t.columns for _ in range(part.streams)],
+        )
+
+
+TernaryCodes = Callable[[MicroTile, Value, int], list[Value]]
+"""(tile, line, streams): the streams of codes of a line."""
+
+
+def _bit_pairs(t: MicroTile, line: Value, streams: int) -> list[Value]:
+    return [line >> 2 * s & 3 for s in range(streams)]
+
+
+def _trits(t: MicroTile, line: Value, streams: int) -> list[Value]:
+    """A byte / 256 is a fraction whose base-3 digits are the codes. It is kept less 128, so that
+    its digit, floor(3 * byte / 256), needs signed comparisons alone."""
+    rest, found = line ^ 0x80, []
+    for s in range(streams):
+        if s:
+            rest = rest + rest + rest
+        found.append((rest > -43).to(i8) + (rest > 42).to(i8))
+    return found
 
 
 @dataclass
@@ -239,6 +322,10 @@ def _e8m0_field(t: MicroTile, w: WeightBlock, v: int) -> Value:
     return half_e8m0(t.f, t.byte_field(w.fields[0], v, signed=False))
 
 
+def _ue4m3(t: MicroTile, w: WeightBlock, v: int) -> Value:
+    return half_ue4m3(t.f, t.word(w.fields[0], 0, v) & 255)
+
+
 def _float_field(t: MicroTile, w: WeightBlock, v: int) -> Value:
     return t.f32_field(w.fields[0], v)
 
@@ -260,6 +347,9 @@ BLOCKS: dict[str, BlockFormat] = {
     "Q8_0": BlockFormat(32, _bytes, _f16_field, steps=8, bits=8, offset=-1),
     "IQ4_NL": _halved(32, _codebook(KVALUES_IQ4NL, -1), _f16_field, bits=8, offset=-1),
     "MXFP4": _halved(32, _codebook(KVALUES_MXFP4, 16), _e8m0_field, bits=5, offset=16),
+    "NVFP4": NVFP4(),
+    "TQ1_0": Ternary(_trits, [Segment(0, 8, 5, 0), Segment(8, 4, 5, 40), Segment(12, 1, 4, 60)]),
+    "TQ2_0": Ternary(_bit_pairs, [Segment(0, 8, 4, 0), Segment(8, 8, 4, 32)]),
 }
 
 

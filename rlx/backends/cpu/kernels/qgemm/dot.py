@@ -25,6 +25,7 @@ from rlx.support.records import dataclass
 Index = Value | int
 
 _UNROLL_ROWS = 8  # from so many rows on a block is unrolled: 4 % faster (Zen 4, Q8_0)
+_UNROLL_STEPS = 16  # streams of codes that are unrolled at most: more is code alone
 
 
 @dataclass
@@ -111,7 +112,7 @@ class FourWay(IntDot):
                     totals[at] = self.step(totals[at], codes, self.row(first, i))
             return totals
 
-        if plain and isinstance(loop.groups, int) and rows >= _UNROLL_ROWS:
+        if plain and isinstance(loop.groups, int) and self._is_unrolled(loop.groups, loop):
             totals = start
             for g in range(loop.groups):
                 totals = step(f.i64(g), totals)
@@ -123,12 +124,22 @@ class FourWay(IntDot):
         if plain:
             return totals
         out = list(sums)
+        most = 4 * 127 * (2**loop.bits - 1) * len(loop.columns) // len(loop.sets)
+        known = loop.groups if isinstance(loop.groups, int) else 1 << 16
         for s, (column, scale) in enumerate(loop.sets):
             assert scale is not None
+            add = self.scaled_add(scale, most * known)
             for i in range(rows):
                 at = column * rows + i
-                out[at] = out[at] + totals[s * rows + i] * scale
+                out[at] = add(out[at], totals[s * rows + i])
         return out
+
+    def scaled_add(self, scale: Value, most: int) -> Callable[[Value, Value], Value]:
+        """What adds sums of at most so much, times a 16-bit scale, to a total."""
+        return lambda total, sums: total + sums * scale
+
+    def _is_unrolled(self, groups: int, loop: DotLoop) -> bool:
+        return self.rows >= _UNROLL_ROWS and groups * len(loop.columns) <= _UNROLL_STEPS
 
 
 class Vnni(FourWay):
@@ -144,6 +155,12 @@ class Vnni(FourWay):
         halves = vec(2 * self.lanes, i16)
         name = f"llvm.x86.avx512.vpdpwssd.{32 * self.lanes}"
         return self._call(name, self.sums, total, a.bits(halves), b.bits(halves))
+
+    def scaled_add(self, scale: Value, most: int) -> Callable[[Value, Value], Value]:
+        if most >= 1 << 15:
+            return super().scaled_add(scale, most)
+        low = scale & 0xFFFF  # one instruction in place of two
+        return lambda total, sums: self.pairs(total, sums, low)
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         return _shuffle_bytes(self, table, indices)
@@ -205,13 +222,18 @@ class Pairwise(IntDot):
 class Maddubs(Pairwise):
     """pmaddubsw: sums of two products in 16 bits, which saturate; pmaddwd widens and scales them.
 
-    8-bit codes are split into nibbles, since two of their products do not fit 16 bits.
+    8-bit codes are signed, since two products with codes up to 255 do not fit 16 bits: |w| times x
+    with the sign of w does, and is widened at once.
     """
+
+    signed_bytes = True
 
     def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
         f = self.f
+        if loop.bits == 8:
+            return self._accumulate_bytes(loop, sums)
         streams_per_set = len(loop.columns) // len(loop.sets)
-        at_once = _SAFE_STEPS[4 if loop.bits == 8 else loop.bits] // streams_per_set
+        at_once = _SAFE_STEPS[loop.bits] // streams_per_set
         known = loop.groups if isinstance(loop.groups, int) else loop.groups.const
         if known is not None and known <= at_once:
             return self._flushed(loop, f.i64(0), known, sums)
@@ -228,26 +250,23 @@ class Maddubs(Pairwise):
     def _flushed(self, loop: DotLoop, g: Value, count: int, sums: Sequence[Value]) -> list[Value]:
         """Steps g .. g + count in 16 bits, then flushed to the 32-bit sums."""
         f, rows = self.f, self.rows
-        if count == 1 and rows > 1 and loop.bits < 8:
+        if count == 1 and rows > 1:
             return self._step(loop, g, sums)
-        factors = (1, 16) if loop.bits == 8 else (1,)
         width = len(loop.sets) * rows
 
         def step(j: Value, acc: Sequence[Value] | None) -> list[Value]:
             """One step; the first one starts the 16-bit sums."""
             found: dict[int, Value] = dict(enumerate(acc or ()))
-            streams = [self._planes(codes, len(factors)) for codes in loop.codes(g + j)]
+            streams = loop.codes(g + j)
             places = [loop.x(g + j, s) for s in range(len(streams))]
             for i in range(rows):
-                for s, planes in enumerate(streams):
-                    x = self.row(places[s], i).bits(self.bytes)
-                    for p, plane in enumerate(planes):
-                        at = p * width + loop.set_of[s] * rows + i
-                        product = self._call(self._ubs, self.halves, plane, x)
-                        found[at] = found[at] + product if at in found else product
-            return [found[at] for at in range(width * len(factors))]
+                for s, codes in enumerate(streams):
+                    at = loop.set_of[s] * rows + i
+                    product = self.multiply(codes, self.row(places[s], i).bits(self.bytes))
+                    found[at] = found[at] + product if at in found else product
+            return [found[at] for at in range(width)]
 
-        start = [f.const(0, self.halves)] * (width * len(factors))
+        start = [f.const(0, self.halves)] * width
         first = 0
         if rows > 1:
             # With one row, which runs at memory speed, equal steps do better.
@@ -257,19 +276,18 @@ class Maddubs(Pairwise):
             halves.values = step(j, halves.values)
         acc = halves.values
         out = list(sums)
-        for p, by in enumerate(factors):
-            for s, (column, scale) in enumerate(loop.sets):
-                factor = self._factor(scale, by)
-                for i in range(rows):
-                    at = column * rows + i
-                    out[at] = out[at] + self._pair(acc[p * width + s * rows + i], factor)
+        for s, (column, scale) in enumerate(loop.sets):
+            factor = self._factor(scale)
+            for i in range(rows):
+                at = column * rows + i
+                out[at] = out[at] + self._pair(acc[s * rows + i], factor)
         return out
 
     def _step(self, loop: DotLoop, g: Value, sums: Sequence[Value]) -> list[Value]:
         """One step whose products are flushed one by one, so that few registers hold them."""
         out, rows = list(sums), self.rows
         streams = list(enumerate(loop.codes(g)))
-        factors = [self._factor(scale, 1) for _, scale in loop.sets]
+        factors = [self._factor(scale) for _, scale in loop.sets]
         for i in range(rows):
             for s, codes in streams:
                 x = self.row(loop.x(g, s), i).bits(self.bytes)
@@ -278,21 +296,39 @@ class Maddubs(Pairwise):
                 out[at] = self.pairs(out[at], self.multiply(codes, x), factor)
         return out
 
-    def _planes(self, codes: Value, count: int) -> list[Value]:
-        if count == 1:
-            return [codes]
-        return [codes & 15, (codes.bits(self.halves) >> 4).bits(self.bytes) & 15]
+    def _accumulate_bytes(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
+        factors = [self._factor(scale) for _, scale in loop.sets]
+        totals = self.f.carry(sums)
+        for g in totals.range(0, loop.groups):
+            out = list(totals.values)
+            streams = loop.codes(g)
+            places = [loop.x(g, s) for s in range(len(streams))]
+            for i in range(self.rows):
+                for s, codes in enumerate(streams):
+                    x = self._signed(self.row(places[s], i).bits(self.bytes), codes)
+                    pairs = self.multiply(self.f.abs(codes), x)
+                    at = loop.columns[s] * self.rows + i
+                    out[at] = out[at] + self._pair(pairs, factors[loop.set_of[s]])
+            totals.values = out
+        return totals.values
 
-    def _factor(self, scale: Value | None, by: int) -> Value:
+    def _signed(self, x: Value, codes: Value) -> Value:
+        """x, negated where the code is negative; where it is 0 the result does not matter."""
+        name = {4: "llvm.x86.ssse3.psign.b.128", 8: "llvm.x86.avx2.psign.b"}.get(self.lanes)
+        if name is None:
+            return self.f.select(codes < 0, -x, x)
+        return self._call(name, self.bytes, x, codes)
+
+    def _factor(self, scale: Value | None) -> Value:
         """What a flushed sum is multiplied by, in both halves of every lane."""
         if scale is None:
-            return self.f.const(by, self.halves)
-        scale = scale if by == 1 else scale * by
+            return self.f.const(1, self.halves)
         return (scale << 16 | scale & 0xFFFF).bits(self.halves)
 
 
 class Widened(Pairwise, FourWay):
-    """pmaddwd on signed 8-bit codes that have been widened to pairs of 16 bits."""
+    """pmaddwd on signed 8-bit codes that have been widened to pairs of 16 bits: with many rows
+    faster than `Maddubs`, where every row needs its signs."""
 
     signed_bytes = True
 

@@ -115,8 +115,8 @@ def byte_pairs(t: MicroTile, word: Value, signed: bool = False) -> list[Value]:
 class Q4K(KQuantFormat):
     """Q4_K, base of Q5_K: (d, dmin), then eight 6-bit scales and minima in three words."""
 
-    def __init__(self, first: int, bits: int) -> None:
-        self.first, self.bits = first, bits
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
 
     def unpack(self, t: MicroTile, w: Value, v: int) -> None:
         first, last = t.word(w, 1, v), t.word(w, 3, v)
@@ -145,10 +145,10 @@ class Q4K(KQuantFormat):
 
     def _dot_loop(self, t: MicroTile, w: Value, x: Value, c: Value, sides: list[int]) -> DotLoop:
         """The low or high nibbles (or both) of eight lines: sub-blocks 2c and 2c + 1."""
-        lines, begin = c * 8 + self.first, c * 16
+        line, begin = self.lines(t, c), c * 16
 
         def codes(g: Value) -> list[Value]:
-            return [q for v in t.columns for q in self.codes(t, w, lines + g, g, c, v, sides)]
+            return [q for v in t.columns for q in self.codes(t, w, line(g), g, c, v, sides)]
 
         return DotLoop(
             8,
@@ -159,6 +159,11 @@ class Q4K(KQuantFormat):
             [self.load_scale(t, c * 2 + side, v) for v in t.columns for side in sides],
         )
 
+    def lines(self, t: MicroTile, c: Value) -> Callable[[Value], Value]:
+        """Where line g of sub-blocks 2c and 2c + 1 is."""
+        first = c * 8 + 4
+        return lambda g: first + g
+
     def codes(
         self, t: MicroTile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
     ) -> list[Value]:
@@ -167,14 +172,26 @@ class Q4K(KQuantFormat):
         return [both[side] for side in sides]
 
 
+def behind_high_bits(t: MicroTile, scales: int, part: Value) -> Callable[[Value], Value]:
+    """Where line g of a part of eight lines is: those of the first alternate with lines of high
+    bits (see `quant_tiles`), which begin behind `scales` lines."""
+    f, is_first = t.f, part.eq(0)
+    first = f.select(is_first, f.i64(scales + 1), part * 8 + (scales + 8))
+    step = f.select(is_first, f.i64(2), f.i64(1))
+    return lambda g: first + g * step
+
+
 class Q5K(Q4K):
     """Q5_K: bit s of byte j of eight lines is the high bit of weight j of sub-block s."""
+
+    def lines(self, t: MicroTile, c: Value) -> Callable[[Value], Value]:
+        return behind_high_bits(t, 4, c)
 
     def codes(
         self, t: MicroTile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
     ) -> list[Value]:
         low = super().codes(t, w, line, g, c, v, sides)
-        top = t.shifted(t.word(w, g + 4, v), c * 2).bits(low[0].type)
+        top = t.shifted(t.word(w, g * 2 + 4, v), c * 2).bits(low[0].type)
         return [q | (top >> side & 1) << 4 for q, side in zip(low, sides, strict=True)]
 
 
@@ -202,9 +219,11 @@ class SixteenSubBlocks(KQuantFormat):
         """Quarter q of a superblock: 16 weights of each plane of half q / 2."""
         half, part = q >> 1, q & 1
         begin, first = half * 32 + part * 4, half * 8 + part
+        line = self.lines(t, half)
 
         def codes(g: Value) -> list[Value]:
-            return [c for v in t.columns for c in self.codes(t, w, half, part * 4 + g, v, planes)]
+            g = part * 4 + g
+            return [c for v in t.columns for c in self.codes(t, w, line(g), half, g, v, planes)]
 
         return DotLoop(
             4,
@@ -216,10 +235,14 @@ class SixteenSubBlocks(KQuantFormat):
         )
 
     @abstractmethod
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        """Where line g (of 8) of a half is."""
+
+    @abstractmethod
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        """Codes of word g (of 8) of some planes of a half."""
+        """Codes of word g (of 8) of some planes of a half; its first line is given."""
 
 
 class Q6K(SixteenSubBlocks):
@@ -236,13 +259,16 @@ class Q6K(SixteenSubBlocks):
         d = t.f16_field(w.fields[0], v)
         return d, d
 
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        first = half * 24 + 4
+        return lambda g: first + g * 3
+
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        triple = (half * 8 + g) * 3 + 4
         sides = list(dict.fromkeys(p & 1 for p in planes))
-        low = {i: t.nibbles(t.streamed(w, triple + i, v)) for i in sides}
-        top = t.streamed(w, triple + 2, v) if 0 in sides else t.line(w, triple + 2, v)
+        low = {i: t.nibbles(t.streamed(w, line + i, v)) for i in sides}
+        top = t.streamed(w, line + 2, v) if 0 in sides else t.line(w, line + 2, v)
         words = top.bits(t.dot.sums)
         moved = {0: words << 4, 1: words << 2, 2: words, 3: words >> 2}
         return [low[p & 1][p >> 1] | moved[p].bits(top.type) & 0x30 for p in planes]
@@ -273,15 +299,14 @@ class Q3K(SixteenSubBlocks):
         d = t.f16_field(w.fields[0], v)
         return d, d
 
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        return behind_high_bits(t, 3, half)
+
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        low = (
-            t.streamed(w, half * 8 + g + 11, v)
-            if planes[0] == 0
-            else t.line(w, half * 8 + g + 11, v)
-        )
-        top = t.shifted(t.word(w, g + 3, v), half * 4).bits(low.type)
+        low = t.streamed(w, line, v) if planes[0] == 0 else t.line(w, line, v)
+        top = t.shifted(t.word(w, g * 2 + 3, v), half * 4).bits(low.type)
         return [low >> 2 * p & 3 | (top >> p & 1) << 2 for p in planes]
 
 
@@ -305,12 +330,14 @@ class Q2K(SixteenSubBlocks):
         both = t.word(w.words, 20, v)
         return t.low_f16(both), t.low_f16(both >> 16)
 
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        first = half * 8 + 4
+        return lambda g: first + g
+
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        raw = (
-            t.streamed(w, half * 8 + g + 4, v) if planes[0] == 0 else t.line(w, half * 8 + g + 4, v)
-        )
+        raw = t.streamed(w, line, v) if planes[0] == 0 else t.line(w, line, v)
         return [raw >> 2 * p & 3 for p in planes]
 
 
@@ -367,8 +394,8 @@ class IQ4XS(KQuantFormat):
 KQUANT_FORMATS: dict[str, Callable[[], KQuantFormat]] = {
     "Q2_K": Q2K,
     "Q3_K": Q3K,
-    "Q4_K": partial(Q4K, 4, 4),
-    "Q5_K": partial(Q5K, 12, 5),
+    "Q4_K": partial(Q4K, 4),
+    "Q5_K": partial(Q5K, 5),
     "Q6_K": Q6K,
     "IQ4_XS": IQ4XS,
 }

@@ -121,7 +121,8 @@ class QuantGemmEmitter:
         self.layout = spec.layout
         fmt = format_of(spec.scheme, self.layout)
         self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, self.layout, self.tiles_per_panel)
-        widths = self.layout.widths if self.unpacked is None else (1,)
+        unpacked = () if self.unpacked is None else self.unpacked.adds
+        widths = [rows for rows in self.layout.widths if rows not in unpacked]
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
         self.epilogue = emit_epilogue(m, shape, spec.epilogue, spec.args, self.routed)
         self.f = m.kernel()
@@ -183,7 +184,7 @@ class QuantGemmEmitter:
         if self.unpacked is None:
             self._gemm_tiles(*given)
         else:
-            for many in f.either(last - first > 1):
+            for many in f.either(last - first > max(self.tiles)):
                 if many:
                     self._gemm_unpacked(self.unpacked, *given)
                 else:
@@ -214,8 +215,7 @@ class QuantGemmEmitter:
         f = self.f
         for r in f.range(first, last, ACC_ROWS):
             left = f.min(last - r, ACC_ROWS)
-            # A single remainder row takes the tile of one row.
-            whole = left - (left & self.layout.tile - 1).eq(1).to(i64, signed=False)
+            whole = left - unpacked.left_over(left)
             rows = f.gep(x, r * self["row"])
             unpacked.clear(whole)
             for s in range(self.tiles_per_panel):
@@ -224,7 +224,9 @@ class QuantGemmEmitter:
             end = f.gep(rows, whole * self["row"])
             out = f.gep(unpacked.acc, whole, 4 * unpacked.stride)
             for _ in f.when(whole < left):
-                self._run_tile(self.tiles[1], column_tiles, end, out)
+                width = tile_width(f, self.layout, left - whole)
+                for size in f.cases(width, list(self.tiles)):
+                    self._run_tile(self.tiles[size], column_tiles, end, out)
             self._run_epilogue(unpacked.acc, left, r, column, route)
 
     def _run_epilogue(self, acc: Value, rows: Value, r: Value, column: Value, route: Value) -> None:

@@ -1,11 +1,11 @@
-"""Quantised GEMM of many rows on unpacked weights: of every type where the dot product is
-`pmaddubsw`, of the grid formats everywhere.
+"""Quantised GEMM of many rows on unpacked weights.
 
-There dot products take so few instructions, or unpacking so many, that to unpack codes for every
-tile of rows would be a good part of the work: a few blocks of a column tile are unpacked into the
-L1 cache, and all row tiles run on them. An unpacked block is lines of 16 columns: for each word of
-codes a line of bytes, or two of i16 pairs where codes have 8 bits; then its scales and minima. A
-row that is one single block is unpacked in pieces, and its sums stay integers until its end.
+Dot products take so few instructions, or unpacking so many, that to unpack codes for every tile of
+rows would be a good part of the work: a few blocks of a column tile are unpacked into the L1 cache,
+and all row tiles run on them. An unpacked block is lines of 16 columns: for each word of codes a
+line of bytes, or two of i16 pairs where codes have 8 bits and the dot product is `pmaddubsw`; then
+its scales and minima. A row that is one single block is unpacked in pieces, and its sums stay
+integers until its end.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     ColumnTile,
     Format,
     SharedScaleFormat,
+    Ternary,
     WeightBlock,
 )
-from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, Maddubs, MicroTile, Widened, dot_kind
+from rlx.backends.cpu.kernels.qgemm.dot import (
+    DotLoop,
+    Index,
+    Maddubs,
+    MicroTile,
+    Vnni,
+    Widened,
+    dot_kind,
+)
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GridFormat
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
@@ -27,6 +36,7 @@ from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec
+from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 _CACHE = 16 << 10  # bytes of unpacked blocks: they and a tile's rows stay in the L1 cache
@@ -38,16 +48,16 @@ _PIECE = 16  # codes of a piece of a row without blocks
 class _StoreCodes(Widened):
     """A "dot product" that stores codes where the real one would read rows."""
 
-    def __init__(self, f: Function, bits: int) -> None:
+    def __init__(self, f: Function, planes: int) -> None:
         super().__init__(f, 1, f.target.lanes(32))
-        self.signed_bytes = bits == 8
+        self.planes, self.signed_bytes = planes, planes == 2
 
     def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
         f = self.f
         for g in f.range(0, loop.groups):
             for s, codes in enumerate(loop.codes(g)):
                 place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
-                for p, part in enumerate(_widened(codes) if loop.bits == 8 else [codes]):
+                for p, part in enumerate(_widened(codes) if self.planes == 2 else [codes]):
                     f.store(part, place, p * LINE)
         return list(sums)
 
@@ -63,7 +73,7 @@ class UnpackTile(MicroTile):
 
     def __init__(self, f: Function, codes: UnpackedCodes) -> None:
         super().__init__(f, 1, TILE_COLUMNS // f.target.lanes(32), f.i64(0))
-        self.dot = _StoreCodes(f, codes.bits)
+        self.dot = _StoreCodes(f, codes.planes)
         self.word_bytes = LINE * codes.planes
 
     def rows_at(self, base: Value, index: Index) -> Value:
@@ -77,15 +87,15 @@ class UnpackTile(MicroTile):
 
 @dataclass
 class UnpackedCodes:
-    """The codes of an unpacked block of `words` words."""
+    """The codes of an unpacked block of `words` words, each in `planes` lines."""
 
     words: int
     bits: int
+    planes: int
 
-    @property
-    def planes(self) -> int:
-        """Lines per word."""
-        return 2 if self.bits == 8 else 1
+    @staticmethod
+    def of(words: int, bits: int, target: Target) -> UnpackedCodes:
+        return UnpackedCodes(words, bits, 2 if bits == 8 and dot_kind(target) is Maddubs else 1)
 
     @property
     def lines(self) -> int:
@@ -129,9 +139,9 @@ class UnpackedSpan:
 class UnpackedKQuant(KQuantFormat):
     """A k-quant superblock: codes, then sub-block scales, pairs of minima, d and dmin."""
 
-    def __init__(self, fmt: KQuantFormat) -> None:
+    def __init__(self, fmt: KQuantFormat, target: Target) -> None:
         self.fmt, self.sub_blocks, self.sums, self.bits = fmt, fmt.sub_blocks, fmt.sums, fmt.bits
-        self.unpacked = UnpackedCodes(64, fmt.bits)
+        self.unpacked = UnpackedCodes.of(64, fmt.bits, target)
         self.table_line = self.unpacked.lines
         self.pairs_line = self.table_line + self.sub_blocks
         self.scale_line = self.pairs_line + self.sub_blocks // 2
@@ -153,7 +163,7 @@ class UnpackedKQuant(KQuantFormat):
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         f = t.f
         self.buffer = f.alloca(4 * t.lanes * t.vectors * t.rows)
-        self.wide = f.alloca(2 * 256 * t.rows) if self.bits == 8 else None
+        self.wide = f.alloca(2 * 256 * t.rows) if self.unpacked.planes == 2 else None
         for b in f.range(0, span.count):
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
             self._block(t, w, f.gep(span.x, b, self.row_bytes * t.rows), out, stride)
@@ -189,8 +199,8 @@ class UnpackedKQuant(KQuantFormat):
 class UnpackedBlocks(BlockFormat):
     """A block with one scale: codes, then scales, and minima if there are any."""
 
-    def __init__(self, fmt: BlockFormat) -> None:
-        self.fmt, self.unpacked = fmt, UnpackedCodes(fmt.block // 4, fmt.bits)
+    def __init__(self, fmt: BlockFormat, target: Target) -> None:
+        self.fmt, self.unpacked = fmt, UnpackedCodes.of(fmt.block // 4, fmt.bits, target)
         self.lines = self.unpacked.lines + (2 if fmt.minimum else 1)
         self.row_bytes = fmt.block + 12
         super().__init__(
@@ -207,8 +217,10 @@ class UnpackedBlocks(BlockFormat):
         return t.word(w.words, self.unpacked.lines + i, v).bits(t.floating)
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
-        fmt, w = self.fmt, column_tile.block(b)
-        t.dot.accumulate(fmt.dot_loop(t, w, to, fmt.steps), t.zeros())
+        fmt = self.fmt
+        w = fmt.weight_block(column_tile, b)
+        for loop in fmt.dot_loops(t, w, to, fmt.steps):
+            t.dot.accumulate(loop, t.zeros())
         scales = [fmt.scale(t, w, v) for v in t.columns]
         t.put(scales, to, self.unpacked.lines)
         if fmt.minimum:
@@ -217,7 +229,7 @@ class UnpackedBlocks(BlockFormat):
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         f, size = t.f, 2 * self.block * t.rows
-        wide = _widened_rows(t, self, span) if self.bits == 8 else None
+        wide = _widened_rows(t, self, span) if self.unpacked.planes == 2 else None
 
         def block(b: Value, *sums: Value) -> list[Value]:
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
@@ -236,19 +248,20 @@ class UnpackedBlocks(BlockFormat):
 class UnpackedRow:
     """Pieces of a row that is one single block: codes alone."""
 
-    def __init__(self, fmt: BlockFormat) -> None:
+    def __init__(self, fmt: BlockFormat, target: Target) -> None:
         self.fmt, self.block, self.row_bytes = fmt, _PIECE, _PIECE
-        self.unpacked = UnpackedCodes(_PIECE // 4, fmt.bits)
+        self.unpacked = UnpackedCodes.of(_PIECE // 4, fmt.bits, target)
         self.lines = self.unpacked.lines
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
         f, fmt, row = t.f, self.fmt, column_tile.block(t.f.i64(0))
         steps = _PIECE // (4 * fmt.streams)
         w = WeightBlock(f.gep(row.words, b * steps, LINE), row.fields)
-        t.dot.accumulate(fmt.dot_loop(t, w, to, steps), t.zeros())
+        for loop in fmt.dot_loops(t, w, to, steps):
+            t.dot.accumulate(loop, t.zeros())
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
-        x = _widened_rows(t, self, span) if self.fmt.bits == 8 else span.x
+        x = _widened_rows(t, self, span) if self.unpacked.planes == 2 else span.x
         start = [t.f.load(p, t.dot.sums) for p in t.places(out, stride)]
         loop = self.unpacked.dot_loop(t, span.blocks, x, span.count * self.unpacked.words)
         t.write(t.dot.accumulate(loop, start), out, stride)
@@ -278,12 +291,12 @@ def _widened_rows(t: MicroTile, fmt: UnpackedBlocks | UnpackedRow, span: Unpacke
     return wide
 
 
-def unpacked_format(fmt: Format) -> Unpacked:
+def unpacked_format(fmt: Format, target: Target) -> Unpacked:
     """The unpacked form of a format."""
     if isinstance(fmt, KQuantFormat):
-        return UnpackedKQuant(fmt)
+        return UnpackedKQuant(fmt, target)
     assert isinstance(fmt, BlockFormat)
-    return UnpackedBlocks(fmt) if fmt.block else UnpackedRow(fmt)
+    return UnpackedBlocks(fmt, target) if fmt.block else UnpackedRow(fmt, target)
 
 
 def blocks_in_cache(fmt: Unpacked) -> int:
@@ -297,11 +310,13 @@ class UnpackedGemm:
     def __init__(
         self, m: Module, scheme: QuantScheme, fmt: Format, layout: RowLayout, tiles_per_panel: int
     ) -> None:
-        self.fmt, self.scheme, self.layout = unpacked_format(fmt), scheme, layout
+        self.fmt, self.scheme, self.layout = unpacked_format(fmt, m.target), scheme, layout
         self.tile, self.stride = layout.tile, TILE_COLUMNS * tiles_per_panel
         self.vectors = min(_VECTORS, TILE_COLUMNS // m.target.lanes(32))
         self.unpack = self._emit_unpack(m)
-        self.adds = {rows: self._emit_add(m, rows) for rows in layout.widths if rows > 1}
+        # Few rows read packed tiles, but for grids, whose codes take long to unpack.
+        widths = layout.widths[1 if isinstance(fmt, GridFormat) else -1 :]
+        self.adds = {rows: self._emit_add(m, rows) for rows in widths}
         self.scale = self._emit_scale(m) if isinstance(self.fmt, UnpackedRow) else None
 
     @staticmethod
@@ -309,13 +324,20 @@ class UnpackedGemm:
         m: Module, scheme: QuantScheme, fmt: Format, layout: RowLayout, tiles_per_panel: int
     ) -> UnpackedGemm | None:
         """None where tiles read packed column tiles faster."""
-        if isinstance(fmt, GridFormat):
-            return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel)
-        if dot_kind(m.target) is not Maddubs or m.target.num_vector_registers > 16:
-            return None
         if isinstance(fmt, SharedScaleFormat):  # its rows are for another target
             return None
-        return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel)
+        wide, kind = m.target.num_vector_registers > 16, dot_kind(m.target)
+        pays = isinstance(fmt, KQuantFormat | Ternary)
+        pays = (kind is Vnni and wide and pays) or (kind is Maddubs and not wide)
+        if pays or isinstance(fmt, GridFormat):
+            return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel)
+        return None
+
+    def left_over(self, rows: Value) -> Value:
+        """How many rows at the end lie in a tile of their own that reads packed weights."""
+        rest, least = rows & self.tile - 1, min(self.adds)
+        widest = max(rows for rows in self.layout.widths if rows < least)
+        return self.f.select(rest <= widest, rest, 0)
 
     def _emit_unpack(self, m: Module) -> Function:
         """void unpack(ptr column_tile, i64 first, i64 count, ptr out): blocks of a column tile."""
@@ -348,7 +370,7 @@ class UnpackedGemm:
 
     def _tile(self, f: Function, rows: int, shift: Value) -> MicroTile:
         t = MicroTile(f, rows, self.vectors, shift)
-        if self.fmt.unpacked.bits == 8:
+        if self.fmt.unpacked.planes == 2:
             t.dot = Widened(f, t.rows, t.lanes)
         return t
 
