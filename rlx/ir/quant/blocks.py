@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 Decoder = Callable[[Array, F32], None]
-Encoder = Callable[[F32, Array], None]
+Encoder = Callable[[F32, Array, F32 | None], None]  # weights, records, importance
 
 LAYOUTS: dict[str, np.dtype[Any]] = {}
 DECODERS: dict[str, Decoder] = {}
 ENCODERS: dict[str, Encoder] = {}
+# Types of so few bits that codes nearest to the weights make a model useless.
+NEED_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
 
 # Temporaries of this many weights fit a core's private cache.
 _CHUNK = 1 << 16
@@ -67,13 +69,23 @@ def decode_rows(scheme: QuantScheme, packed: Array, k: int) -> F32:
     return out.reshape(*packed.shape[:-1], k)
 
 
-def encode_rows(scheme: QuantScheme, values: F32) -> Array:
+def encode_rows(scheme: QuantScheme, values: F32, importance: F32 | None = None) -> Array:
+    """Pack rows; `importance`, of the same shape, weighs the squared error of each weight."""
     if scheme.name not in ENCODERS:
         raise OptionError(
             f"no encoder for {scheme}",
             where="quant",
             got=scheme.name,
             expected=", ".join(sorted(ENCODERS)) + ", int8, int4 or fp8",
+        )
+    if importance is None and scheme.name in NEED_IMPORTANCE:
+        raise OptionError(
+            f"{scheme} needs an importance matrix",
+            where="quant",
+            got="weights alone",
+            expected="the mean squares of the inputs that the weights are multiplied with",
+            hint="rlx quantize --calibrate TEXT makes one, --imatrix FILE takes one of llama.cpp; "
+            "without one the type loses too much: take IQ2_S, IQ3_XXS or Q2_K",
         )
     if scheme.block_size > 1:
         require_finite(scheme, values)
@@ -82,7 +94,8 @@ def encode_rows(scheme: QuantScheme, values: F32) -> Array:
     if len(blocks):
         # scales are checked below
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            ENCODERS[scheme.name](blocks, records)
+            weighed = None if importance is None else importance.reshape(blocks.shape)
+            ENCODERS[scheme.name](blocks, records, weighed)
     _require_scales(scheme, records)
     return records.view(np.uint8).reshape(*values.shape[:-1], scheme.row_bytes(values.shape[-1]))
 

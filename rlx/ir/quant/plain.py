@@ -19,6 +19,7 @@ from rlx.ir.quant.blocks import (
     planes,
     require_finite,
 )
+from rlx.ir.quant.kquants import STEPS, fit_line, fit_scale
 
 if TYPE_CHECKING:
     from rlx.ir.quant.scheme import QuantScheme
@@ -30,7 +31,7 @@ def from_f32(b: Array, out: F32) -> None:
 
 
 @encoder("F32")
-def to_f32(x: F32, b: Array) -> None:
+def to_f32(x: F32, b: Array, w: F32 | None) -> None:
     b["x"] = x[:, 0]
 
 
@@ -40,7 +41,7 @@ def from_f16(b: Array, out: F32) -> None:
 
 
 @encoder("F16")
-def to_f16(x: F32, b: Array) -> None:
+def to_f16(x: F32, b: Array, w: F32 | None) -> None:
     b["x"] = x[:, 0]
 
 
@@ -50,7 +51,7 @@ def from_bf16(b: Array, out: F32) -> None:
 
 
 @encoder("BF16")
-def to_bf16(x: F32, b: Array) -> None:
+def to_bf16(x: F32, b: Array, w: F32 | None) -> None:
     bits = x.view(np.uint32)[:, 0]
     nearest_even = (bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))) >> 16
     # Rounding a NaN with a full mantissa would overflow into the sign: keep its top bits, quiet.
@@ -146,6 +147,7 @@ def _divide(x: Array, scale: F32) -> Array:
 
 
 _TINY = np.finfo(np.float32).tiny
+_STEPS = {8: STEPS[4], 16: STEPS[5]}  # by the codes on one side of zero
 
 
 @decoder("Q4_0", ("d", "<f2"), ("qs", "u1", 16))
@@ -200,31 +202,31 @@ def _five_bits(b: Array) -> Array:
 
 
 @encoder("Q4_0")
-def to_q4_0(x: F32, b: Array) -> None:
-    d, q = _around_zero(x, 8)
+def to_q4_0(x: F32, b: Array, w: F32 | None) -> None:
+    d, q = _around_zero(x, w, 8)
     b["d"], b["qs"] = d, _nibbles(q)
 
 
 @encoder("Q4_1")
-def to_q4_1(x: F32, b: Array) -> None:
-    d, m, q = _from_minimum(x, 15)
+def to_q4_1(x: F32, b: Array, w: F32 | None) -> None:
+    d, m, q = _from_minimum(x, w, 15)
     b["d"], b["m"], b["qs"] = d, m, _nibbles(q)
 
 
 @encoder("Q5_0")
-def to_q5_0(x: F32, b: Array) -> None:
-    d, q = _around_zero(x, 16)
+def to_q5_0(x: F32, b: Array, w: F32 | None) -> None:
+    d, q = _around_zero(x, w, 16)
     b["d"], b["qs"], b["qh"] = d, _nibbles(q & 15), _top_bits(q)
 
 
 @encoder("Q5_1")
-def to_q5_1(x: F32, b: Array) -> None:
-    d, m, q = _from_minimum(x, 31)
+def to_q5_1(x: F32, b: Array, w: F32 | None) -> None:
+    d, m, q = _from_minimum(x, w, 31)
     b["d"], b["m"], b["qs"], b["qh"] = d, m, _nibbles(q & 15), _top_bits(q)
 
 
 @encoder("Q8_0")
-def to_q8_0(x: F32, b: Array) -> None:
+def to_q8_0(x: F32, b: Array, w: F32 | None) -> None:
     d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     scaled = (x * _inverse(d)).astype(np.float64)
     b["d"] = d[:, 0]
@@ -232,19 +234,32 @@ def to_q8_0(x: F32, b: Array) -> None:
     b["qs"] = np.trunc(scaled + np.copysign(0.5, scaled))
 
 
-def _around_zero(x: F32, half: int) -> tuple[Array, Array]:
-    """The largest weight becomes -half, the code with no positive counterpart."""
-    peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
-    d = peak / np.float32(-half)
-    q = np.trunc(x * _inverse(d) + np.float32(half + 0.5))
-    return d[:, 0], q.clip(0, 2 * half - 1).astype(np.uint8)
+def _around_zero(x: F32, w: F32 | None, half: int) -> tuple[Array, Array]:
+    """The largest weight becomes -half, the code with no positive counterpart; with an importance
+    the scale is that of the least weighted error."""
+    if w is None:
+        peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+        d = peak / np.float32(-half)
+    else:
+        d = fit_scale(_columns(x), _columns(w), half, _STEPS[half])[:, None]
+        d = d.astype(np.float16).astype(np.float32)
+    q = np.trunc((x * _inverse(d) + np.float32(half + 0.5)).clip(0, 2 * half - 1))
+    return d[:, 0], q.astype(np.uint8)
 
 
-def _from_minimum(x: F32, top: int) -> tuple[Array, Array, Array]:
-    low = x.min(axis=1, keepdims=True)
-    d = (x.max(axis=1, keepdims=True) - low) / np.float32(top)
-    q = np.trunc((x - low) * _inverse(d) + np.float32(0.5))
-    return d[:, 0], low[:, 0], q.clip(0, top).astype(np.uint8)
+def _from_minimum(x: F32, w: F32 | None, top: int) -> tuple[Array, Array, Array]:
+    if w is None:
+        low = x.min(axis=1, keepdims=True)
+        d = (x.max(axis=1, keepdims=True) - low) / np.float32(top)
+    else:
+        line = fit_line(_columns(x), _columns(w), top, _STEPS[(top + 1) // 2], any_sign=True)
+        d, low = (f.astype(np.float16).astype(np.float32)[:, None] for f in (line[0], -line[1]))
+    q = np.trunc(((x - low) * _inverse(d) + np.float32(0.5)).clip(0, top))
+    return d[:, 0], low[:, 0], q.astype(np.uint8)
+
+
+def _columns(x: F32) -> F32:
+    return np.ascontiguousarray(x.T)
 
 
 def _inverse(d: F32) -> F32:
