@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlx.ir.quant.blocks import F32, Array, decoder, encoder, f32, fill, planes
+from rlx.ir.quant.blocks import (
+    F32,
+    Array,
+    BestScale,
+    as_f16,
+    decoder,
+    dots,
+    encoder,
+    f32,
+    fill,
+    planes,
+    reciprocal,
+)
 
 # Below it, 127 / peak overflows.
 _SMALLEST = 128 * np.finfo(np.float32).tiny
@@ -97,8 +109,6 @@ def _scale_min(b: Array) -> tuple[Array, Array]:
     return f32(b["d"]) * six_bits[0], f32(b["dmin"]) * six_bits[1]
 
 
-_TINY = np.finfo(np.float32).tiny
-
 # Offsets of the level that the peak maps to, relative to the last one; negative ones clip it.
 # (first, last, count) by bits: more would lower the error by less than half a percent.
 _GRIDS = {
@@ -116,7 +126,7 @@ def to_q2_k(x: F32, b: Array, w: F32 | None) -> None:
     d, dmin, scales, minima, q = _affine(x, w, 16, 2, 15)
     b["d"], b["dmin"] = d, dmin
     b["scales"] = scales | minima << np.uint8(4)
-    b["qs"] = _joined(q.reshape(-1, 2, 4, 32), 2)
+    b["qs"] = joined(q.reshape(-1, 2, 4, 32), 2)
 
 
 @encoder("Q3_K")
@@ -124,32 +134,32 @@ def to_q3_k(x: F32, b: Array, w: F32 | None) -> None:
     d, scales, q = _symmetric(x, w, 3, 32)
     b["d"] = d
     stored = (scales + 32).astype(np.uint8)
-    b["scales"][:, :8] = _joined((stored & 15).reshape(-1, 2, 8), 4)
-    b["scales"][:, 8:] = _joined((stored >> 4).reshape(-1, 4, 4), 2)
-    b["qs"] = _joined((q & 3).reshape(-1, 2, 4, 32), 2)
-    b["hmask"] = _joined((q >> 2).reshape(-1, 8, 32), 1)
+    b["scales"][:, :8] = joined((stored & 15).reshape(-1, 2, 8), 4)
+    b["scales"][:, 8:] = joined((stored >> 4).reshape(-1, 4, 4), 2)
+    b["qs"] = joined((q & 3).reshape(-1, 2, 4, 32), 2)
+    b["hmask"] = joined((q >> 2).reshape(-1, 8, 32), 1)
 
 
 @encoder("Q4_K")
 def to_q4_k(x: F32, b: Array, w: F32 | None) -> None:
     b["d"], b["dmin"], scales, minima, q = _affine(x, w, 32, 4, 63)
     b["scales"] = _six_bits(scales, minima)
-    b["qs"] = _joined(q.reshape(-1, 4, 2, 32), 4)
+    b["qs"] = joined(q.reshape(-1, 4, 2, 32), 4)
 
 
 @encoder("Q5_K")
 def to_q5_k(x: F32, b: Array, w: F32 | None) -> None:
     b["d"], b["dmin"], scales, minima, q = _affine(x, w, 32, 5, 63)
     b["scales"] = _six_bits(scales, minima)
-    b["qs"] = _joined((q & 15).reshape(-1, 4, 2, 32), 4)
-    b["qh"] = _joined((q >> 4).reshape(-1, 8, 32), 1)
+    b["qs"] = joined((q & 15).reshape(-1, 4, 2, 32), 4)
+    b["qh"] = joined((q >> 4).reshape(-1, 8, 32), 1)
 
 
 @encoder("Q6_K")
 def to_q6_k(x: F32, b: Array, w: F32 | None) -> None:
     b["d"], b["scales"], q = _symmetric(x, w, 6, 128)
-    b["ql"] = _joined((q & 15).reshape(-1, 2, 2, 64), 4)
-    b["qh"] = _joined((q >> 4).reshape(-1, 2, 4, 32), 2)
+    b["ql"] = joined((q & 15).reshape(-1, 2, 2, 64), 4)
+    b["qh"] = joined((q >> 4).reshape(-1, 2, 4, 32), 2)
 
 
 # -- scale · q ------------------------------------------------------------------------------------
@@ -162,8 +172,8 @@ def _symmetric(x: F32, w: F32 | None, bits: int, half: int) -> tuple[Array, Arra
     best = fit_scale(columns, importance, limit, STEPS[bits]).reshape(len(x), -1)
     # The largest scale maps to the most negative integer, which has no positive counterpart.
     peak = np.take_along_axis(best, np.abs(best).argmax(axis=1)[:, None], axis=1)
-    d = _rounded(peak / np.float32(-half))
-    scales = np.rint(best * _inverse(d)).clip(-half, half - 1).astype(np.float32)
+    d = as_f16(peak / np.float32(-half))
+    scales = np.rint(best * reciprocal(d)).clip(-half, half - 1).astype(np.float32)
     q = _codes(columns, (d * scales).reshape(-1), -limit, limit - 1)
     d = _refitted(columns, importance, q, scales, d)
     q = _codes(columns, (d * scales).reshape(-1), -limit, limit - 1)
@@ -175,28 +185,21 @@ def fit_scale(x: F32, w: F32 | None, limit: int, steps: F32) -> F32:
     """The scale of each run, a column of x, that leaves the least (weighted) squared error."""
     high, low = x.max(axis=0), x.min(axis=0)
     peak: F32 = np.where(high >= -low, high, low)
-    inverse = _inverse(peak)
-    scale, most, q = np.zeros_like(peak), np.zeros_like(peak), np.empty_like(x)
-    room = None if w is None else np.empty_like(x)
+    inverse = reciprocal(peak)
+    best, q = BestScale(x, w), np.empty_like(x)
     for step in steps:
         np.multiply(x, inverse * (-limit - step), out=q)
         _round(q, -limit, limit - 1)
-        wq = _weighted(q, w, room)
-        xq, qq = _dot(x, wq), _dot(q, wq)
-        fitted = xq * _inverse(qq)
-        gain = xq * fitted  # reduction of the squared error
-        better = gain > most
-        np.copyto(most, gain, where=better)
-        np.copyto(scale, fitted, where=better)
-    return scale
+        best.try_codes(q)
+    return best.scale
 
 
 def _refitted(x: F32, w: F32 | None, q: F32, scales: F32, d: F32) -> F32:
     """The least-squares d for the codes and rounded scales; the old one if undefined."""
     wq = _weighted(q, w)
-    xq = (_dot(x, wq).reshape(scales.shape) * scales).sum(axis=1, keepdims=True)
-    qq = (_dot(q, wq).reshape(scales.shape) * scales**2).sum(axis=1, keepdims=True)
-    best: F32 = np.where(qq > 0, _rounded(xq * _inverse(qq)), d)
+    xq = (dots(x, wq).reshape(scales.shape) * scales).sum(axis=1, keepdims=True)
+    qq = (dots(q, wq).reshape(scales.shape) * scales**2).sum(axis=1, keepdims=True)
+    best: F32 = np.where(qq > 0, as_f16(xq * reciprocal(qq)), d)
     return best
 
 
@@ -222,8 +225,8 @@ def _affine(
 
 def _shared(values: F32, top: int) -> tuple[F32, F32]:
     """One f16 scale for the values of a superblock, and the integers they become."""
-    d = _rounded(values.max(axis=1, keepdims=True) / np.float32(top))
-    return d, np.rint(values * _inverse(d)).clip(0, top)
+    d = as_f16(values.max(axis=1, keepdims=True) / np.float32(top))
+    return d, np.rint(values * reciprocal(d)).clip(0, top)
 
 
 def fit_line(
@@ -236,22 +239,26 @@ def fit_line(
     low = x.min(axis=0) if any_sign else np.minimum(x.min(axis=0), 0)
     count, total = np.float32(len(x)), x.sum(axis=0)
     if w is not None:
-        count, total = w.sum(axis=0), _dot(x, w)
-    inverse = _inverse(x.max(axis=0) - low)
+        count, total = w.sum(axis=0), dots(x, w)
+    inverse = reciprocal(x.max(axis=0) - low)
     shifted, q = x - low, np.empty_like(x)
     room = None if w is None else np.empty_like(x)
     scale, minimum = np.zeros_like(low), -low
     most = np.full_like(low, -np.inf)
-    for step in steps:
-        np.multiply(shifted, inverse * (top + step), out=q)
+    again = 0 if w is None else 3  # codes of the best line so far, which moved far from the peaks
+    for step in (*steps, *(None,) * again):
+        if step is None:
+            np.multiply(x + minimum, reciprocal(scale), out=q)
+        else:
+            np.multiply(shifted, inverse * (top + step), out=q)
         _round(q, 0, top)
         wq = _weighted(q, w, room)
-        sums, xq, qq = wq.sum(axis=0), _dot(x, wq), _dot(q, wq)
-        fitted = (count * xq - total * sums) * _inverse(count * qq - sums * sums)
+        sums, xq, qq = wq.sum(axis=0), dots(x, wq), dots(q, wq)
+        fitted = (count * xq - total * sums) * reciprocal(count * qq - sums * sums)
         offset = (total - fitted * sums) / count
         if not any_sign:
             through_zero = offset > 0
-            np.copyto(fitted, xq * _inverse(qq), where=through_zero)
+            np.copyto(fitted, xq * reciprocal(qq), where=through_zero)
             np.copyto(offset, 0, where=through_zero)
         gain = fitted * xq + offset * total
         better = (gain > most) & (fitted > 0)
@@ -272,15 +279,15 @@ def _refitted_pair(
     s, m, wq = scales.reshape(-1), minima.reshape(-1), _weighted(q, w)
     count, sums = np.float32(len(x)), x.sum(axis=0)
     if w is not None:
-        count, sums = w.sum(axis=0), _dot(x, w)
-    a, c = total(_dot(q, wq) * s * s), total(count * m * m)
+        count, sums = w.sum(axis=0), dots(x, w)
+    a, c = total(dots(q, wq) * s * s), total(count * m * m)
     b = total(wq.sum(axis=0) * s * m)
-    xs, xm = total(_dot(x, wq) * s), total(sums * m)
+    xs, xm = total(dots(x, wq) * s), total(sums * m)
     # [a -b; -b c] · (d, dmin) = (xs, -xm)
     det = a * c - b * b
     usable = det > 1e-6 * a * c
-    inverse = _inverse(np.where(usable, det, 0))
-    best, best_min = _rounded((c * xs - b * xm) * inverse), _rounded((b * xs - a * xm) * inverse)
+    inverse = reciprocal(np.where(usable, det, 0))
+    best, best_min = as_f16((c * xs - b * xm) * inverse), as_f16((b * xs - a * xm) * inverse)
     usable &= (best > 0) & (best_min >= 0)
     return np.where(usable, best, d), np.where(usable, best_min, dmin)
 
@@ -301,7 +308,7 @@ def _rows(q: F32, count: int) -> Array:
 
 
 def _codes(x: F32, scale: F32, low: int, high: int) -> F32:
-    q: F32 = x * _inverse(scale)
+    q: F32 = x * reciprocal(scale)
     _round(q, low, high)
     return q
 
@@ -312,21 +319,7 @@ def _round(q: F32, low: int, high: int) -> None:
     np.clip(q, np.float32(low), np.float32(high), out=q)
 
 
-def _dot(a: F32, b: F32) -> F32:
-    found: F32 = np.einsum("ij,ij->j", a, b)
-    return found
-
-
-def _rounded(d: F32) -> F32:
-    """As f16 will hold it."""
-    return d.astype(np.float16).astype(np.float32)
-
-
-def _inverse(d: F32) -> F32:
-    return np.where(np.abs(d) >= _TINY, np.float32(1) / d, np.float32(0))
-
-
-def _joined(q: Array, bits: int) -> Array:
+def joined(q: Array, bits: int) -> Array:
     """Pack codes [..., 8 / bits, w] into bytes [..., w]: the inverse of `planes`."""
     found = q[..., 0, :].copy()
     for i in range(1, 8 // bits):
