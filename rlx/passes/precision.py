@@ -151,7 +151,7 @@ def _require_encoder(scheme: QuantScheme) -> None:
     # imported late: its tables take some milliseconds
     from rlx.ir.quant.codecs import blocks
 
-    free = sorted(blocks.ENCODERS.keys() - set(blocks.NEED_IMPORTANCE))
+    free = sorted(n for n in blocks.ENCODERS if not QuantScheme.parse(n).needs_importance)
     if scheme.ggml_type is not None and scheme.name not in free:
         raise OptionError(
             "weights cannot be packed by this scheme here", where="quant", got=scheme,

@@ -32,8 +32,6 @@ Encoder = Callable[[F32, Array, F32 | None], None]  # weights, records, importan
 LAYOUTS: dict[str, np.dtype[Any]] = {}
 DECODERS: dict[str, Decoder] = {}
 ENCODERS: dict[str, Encoder] = {}
-# Types of so few bits that codes nearest to the weights make a model useless.
-NEED_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
 
 # Temporaries of this many weights fit a core's private cache.
 _CHUNK = 1 << 16
@@ -79,7 +77,7 @@ def encode_rows(scheme: QuantScheme, values: F32, importance: F32 | None = None)
             got=scheme.name,
             expected=", ".join(sorted(ENCODERS)) + ", int8, int4 or fp8",
         )
-    if values.size and importance is None and scheme.name in NEED_IMPORTANCE:
+    if values.size and importance is None and scheme.needs_importance:
         raise OptionError(
             f"{scheme} needs an importance matrix",
             where="quant",

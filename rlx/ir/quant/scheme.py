@@ -61,6 +61,11 @@ class QuantScheme:
         return self.name in ("F32", "F16", "BF16")
 
     @property
+    def needs_importance(self) -> bool:
+        """Whether so few bits are left that codes nearest to the weights make a model useless."""
+        return self.name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
+
+    @property
     def zero_point_dtype(self) -> str | None:
         return self.packed_dtype if self.has_zero_point else None
 
