@@ -1,7 +1,8 @@
 """llama.cpp's quantisers behind a pipe.
 
 Commands: {"do": "quantize", "weights": file.npy, "type": number, "row_bytes": n, "threads": t,
-"out": file.npy}, answered with the seconds it took.
+"out": file.npy, "importance": file.npy of a value for each column, or left out}, answered with the
+seconds it took.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ def quantizer() -> ctypes._CFuncPtr:
     return function
 
 
-def quantize(weights: str, type: int, row_bytes: int, threads: int, out: str) -> dict[str, object]:
+def quantize(
+    weights: str, type: int, row_bytes: int, threads: int, out: str, importance: str | None = None
+) -> dict[str, object]:
     rows = np.ascontiguousarray(np.load(weights), np.float32)
+    matrix = None if importance is None else np.ascontiguousarray(np.load(importance), np.float32)
     packed = np.zeros((len(rows), row_bytes), np.uint8)
     parts = [slice(p[0], p[-1] + 1) for p in np.array_split(np.arange(len(rows)), threads)]
 
     def work(part: slice) -> None:
         source, target = rows[part], packed[part]
         place = source.ctypes.data, target.ctypes.data
-        QUANTIZE(type, *place, 0, len(source), rows.shape[1], None)
+        by = None if matrix is None else matrix.ctypes.data
+        QUANTIZE(type, *place, 0, len(source), rows.shape[1], by)
 
     with ThreadPoolExecutor(threads) as pool:
         start = time.perf_counter()

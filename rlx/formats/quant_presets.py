@@ -2,11 +2,13 @@
 
 A preset such as Q4_K_M is a scheme (Q4_K) with exceptions, where a few more bits pay:
 
-    the output matrix, or the tied embedding table       Q6_K, unless all are Q8_0 or floats
+    the output matrix, or the tied embedding table       Q6_K, unless all are Q8_0 or floats; Q5_K
+                                                         with IQ1 and IQ2
     attn_v and ffn_down of Q4_K_M and Q5_K_M             Q6_K in the first and the last eighth of
                                                          the layers and every third between
     those of Q4_K_S                                      Q5_K in the first 4, or the first eighth
-    those of Q3_K and Q2_K, attn_output, attn_qkv        a bit or two more: `_EXTRA`
+    those of Q3_K, Q2_K and IQ, attn_output, attn_qkv    a bit or two more: `_EXTRA`
+    the embedding table of IQ1 to IQ3 and TQ             one that needs no calibration: `_TABLE`
 
 Norms, biases, positions, routers and 1-D tensors are not quantised. Rows that are not a
 multiple of 256 (the superblock) get the next scheme with blocks of 32, others f16.
@@ -40,12 +42,29 @@ _PRESETS = {
     "Q3_K_M": ("Q3_K", 12),
     "Q3_K_S": ("Q3_K", 11),
     "Q2_K": ("Q2_K", 10),
+    "IQ4_NL": ("IQ4_NL", 25),
+    "IQ4_XS": ("IQ4_XS", 30),
+    "IQ3_M": ("IQ3_S", 27),
+    "IQ3_S": ("IQ3_S", 26),
+    "IQ3_XS": ("IQ3_S", 22),
+    "IQ3_XXS": ("IQ3_XXS", 23),
+    "IQ2_M": ("IQ2_S", 29),
+    "IQ2_S": ("IQ2_XS", 28),
+    "IQ2_XS": ("IQ2_XS", 20),
+    "IQ2_XXS": ("IQ2_XXS", 19),
+    "IQ1_M": ("IQ1_M", 31),
+    "IQ1_S": ("IQ1_S", 24),
+    "TQ2_0": ("TQ2_0", 37),
+    "TQ1_0": ("TQ1_0", 36),
+    "MXFP4_MOE": ("Q8_0", 38),
 }
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 NAMES = tuple(_PRESETS)
 
 _SAMPLES = "Q4_K_M, Q8_0, int8, int4_b32, …"
-_NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
+_NARROWER |= dict.fromkeys(("Q2_K", "Q3_K", "IQ4_XS", "IQ3_S", "IQ3_XXS"), "IQ4_NL")
+_NARROWER |= dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"), "IQ4_NL")
 _NOT_QUANTISED = re.compile(
     r"_norm\.weight$|^position_embd|^token_types|ffn_gate_inp|ssm_conv1d|^rope_(freqs|factors)"
 )
@@ -80,6 +99,36 @@ _EXTRA: dict[tuple[str, str], tuple[str, Callable[[int, int], bool]]] = {
     ("Q5_K_M", "attn_v"): ("Q6_K", _more_bits),
     ("Q5_K_M", "ffn_down"): ("Q6_K", _more_bits),
     ("Q5_K_M", "attn_qkv"): ("Q6_K", _always),
+}
+
+
+def _first_eighth(i: int, n: int) -> bool:
+    return i < n // 8
+
+
+def _middle(i: int, n: int) -> bool:
+    return n // 8 <= i < 7 * n // 8
+
+
+_LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
+_EXTRA |= {(p, "attn_v"): ("Q4_K", _always) for p in (*_LOW, "IQ2_S", "IQ2_M")}
+_EXTRA |= {(p, "ffn_down"): ("Q2_K", _first_eighth) for p in _LOW}
+_EXTRA |= {(p, "ffn_down"): ("IQ3_S", _first_eighth) for p in ("IQ2_S", "IQ2_M")}
+_EXTRA |= {(p, "attn_output"): ("IQ2_XXS", _always) for p in ("IQ1_S", "IQ1_M")}
+_EXTRA |= {(p, "attn_output"): ("IQ3_S", _always) for p in ("IQ2_S", "IQ2_M", "IQ3_XXS")}
+_EXTRA |= {(p, "attn_v"): ("Q4_K", _always) for p in ("IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M")}
+_EXTRA |= {("IQ3_XXS", part): ("IQ2_S", _always) for part in ("attn_q", "attn_k")}
+_EXTRA |= {("IQ3_XS", part): ("IQ3_XXS", _always) for part in ("attn_q", "attn_k")}
+_EXTRA |= {("IQ3_XS", part): ("IQ3_XXS", _middle) for part in ("ffn_gate", "ffn_up")}
+_EXTRA |= {("IQ3_M", part): ("Q4_K", _always) for part in ("attn_output", "attn_qkv")}
+_EXTRA |= {(p, "attn_v"): ("Q5_K", _always) for p in ("IQ4_NL", "IQ4_XS")}
+_EXTRA |= {(p, "ffn_down"): ("Q5_K", _first_eighth) for p in ("IQ4_NL", "IQ4_XS")}
+
+# preset: scheme of an embedding table that is not the output matrix too
+_TABLE = {
+    **dict.fromkeys(_LOW, "Q2_K"),
+    **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), "IQ3_S"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_K"),
 }
 
 
@@ -123,6 +172,12 @@ class QuantPreset:
             raise OptionError(
                 "a float type is not a quantisation", where="quant", got=name, expected=_SAMPLES
             )
+        if preset.scheme.needs_importance:
+            raise OptionError(
+                "a type that needs an importance matrix", where="quant", got=name,
+                expected=_SAMPLES,
+                hint="rlx quantize MODEL OUT --calibrate TEXT writes a file of that type",
+            )  # fmt: skip
         return preset
 
     def pick(
@@ -141,7 +196,13 @@ class QuantPreset:
     def _wanted(self, name: str, layers: int, tied: bool) -> str:
         plain = self.scheme.name
         if name == ("token_embd.weight" if tied else "output.weight"):
-            return plain if self.scheme.is_float or plain == "Q8_0" else "Q6_K"
+            if self.scheme.is_float or plain == "Q8_0":
+                return plain
+            return "Q5_K" if self.name.startswith(("IQ1", "IQ2", "IQ3_XXS")) else "Q6_K"
+        if name == "token_embd.weight":
+            return _TABLE.get(self.name, plain)
+        if self.name == "MXFP4_MOE":
+            return "MXFP4" if "_exps." in name else plain
         match = _IN_LAYER.fullmatch(name)
         if match is None:
             return plain

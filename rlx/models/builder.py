@@ -82,6 +82,31 @@ def activate(g: GraphModule, name: str, x: Tensor) -> Tensor:
 
 
 @dataclass
+class InputSums:
+    """Outputs for calibration: Σ x² over the rows of the input of every weight, WEIGHT.in_sum2."""
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    _known: dict[tuple[int, ...], tuple[Tensor, ...]] = field(default_factory=dict)  # by inputs
+
+    def observe(self, x: Tensor, weight: str) -> None:
+        """Σ x² [in] of x [..., in]; weights of the same input share it."""
+        if (id(x),) not in self._known:
+            wide = x.astype("f32").reshape(-1, x.shape.dims[-1])
+            self._known[id(x),] = (x, (wide * wide).sum(axis=0))
+        self.outputs[f"{weight}.in_sum2"] = self._known[id(x),][-1]
+
+    def observe_groups(self, x: Tensor, group: Tensor, count: int, weight: str) -> None:
+        """Σ x² [groups, in] over the rows of each group, and how many there are: WEIGHT.counts."""
+        key = (id(x), id(group))
+        if key not in self._known:
+            wide, rows = x.astype("f32"), x.shape.dims[0]
+            chosen = (group.reshape(rows, 1) == x.graph.iota((count,))).astype("f32")
+            sums = chosen.transpose(1, 0) @ (wide * wide)
+            self._known[key] = (x, group, chosen.sum(axis=0), sums)
+        *_, self.outputs[f"{weight}.counts"], self.outputs[f"{weight}.in_sum2"] = self._known[key]
+
+
+@dataclass
 class ModelBuilder:
     """Builds the graph of a model; `params` collects the arrays of its parameters."""
 
@@ -90,6 +115,7 @@ class ModelBuilder:
     weights: Weights
     lora: AdapterShape | None = field(default=None, kw_only=True)  # LoRA to run with
     strassen: bool = field(default=False, kw_only=True)  # matmuls may use Strassen's algorithm
+    squares: InputSums | None = field(default=None, kw_only=True)  # collect those of inputs
     params: dict[str, Array] = field(default_factory=dict, kw_only=True)
     _adapted: set[str] = field(default_factory=set, kw_only=True)  # weights that LoRA was added to
     _values: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
@@ -120,6 +146,8 @@ class ModelBuilder:
         self, x: Tensor, weight: Weight, bias: Tensor = None, activation: str | None = None
     ) -> Tensor:
         """act(x · Wᵀ + LoRA + bias)"""
+        if self.squares is not None:
+            self.squares.observe(x, weight.name)
         packed, added = self.packed(weight), self._lora(x, weight)
         if packed is not None:
             scheme: Any = weight.scheme or weight.wanted
@@ -162,6 +190,8 @@ class ModelBuilder:
     def grouped(self, x: Tensor, name: str, group: Tensor) -> Tensor:
         """Grouped matmul: row r of x [rows, in] · weight group[r] of [groups, out, in] (+ bias)."""
         weight = self.weights.get(f"{name}.weight")
+        if self.squares is not None:
+            self.squares.observe_groups(x, group, weight.shape[0], weight.name)
         packed = self.packed(weight)
         if packed is None:
             w = self.param(weight.name).transpose(0, 2, 1)
@@ -223,7 +253,8 @@ class EntryPoint:
 
     Of a language model: "logits" of every token; "hidden", the states after the last norm;
     "sample", the last token's logits and a token drawn from them; "verify", a token drawn after
-    each of `tokens`. Of an encoder: "embedding", "scores" or "hidden" of every text.
+    each of `tokens`; "squares", `InputSums` of all tokens. Of an encoder: "embedding", "scores" or
+    "hidden" of every text.
     """
 
     output: str

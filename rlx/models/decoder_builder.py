@@ -14,7 +14,15 @@ import numpy as np
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
 from rlx.ir.module import GraphModule
-from rlx.models.builder import EntryPoint, ModelBuilder, Tensor, activate, sample, sample_each
+from rlx.models.builder import (
+    EntryPoint,
+    InputSums,
+    ModelBuilder,
+    Tensor,
+    activate,
+    sample,
+    sample_each,
+)
 from rlx.models.config import KVCacheType
 from rlx.models.rope_tables import LONG_ROPE, RopeConfig, rope_tables
 from rlx.support.records import dataclass
@@ -51,14 +59,18 @@ class DecoderBuilder(ModelBuilder):
         stored = self.weights.get(name).array
         return self.param(name, lambda: stored.astype(np.float32) + np.float32(offset))
 
+    @property
+    def head_weight(self) -> str:
+        """Tied to the embedding where there is no head."""
+        return "output.weight" if "output.weight" in self.weights else "token_embd.weight"
+
     def head(self, x: Tensor, last_only: bool) -> Tensor:
-        """Logits of all tokens, or of the last; tied to the embedding where there is no head."""
+        """Logits of all tokens, or of the last."""
         if last_only:
             seq = x.shape.dims[1]
             x = x.narrow(axis=1, start=seq - 1, length=1)
-        name = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
         bias = self.param("output.bias") if "output.bias" in self.weights else None
-        logits = self.matmul(x, self.weights.get(name), bias)
+        logits = self.matmul(x, self.weights.get(self.head_weight), bias)
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap
@@ -211,11 +223,15 @@ def build_decoder(
 ) -> tuple[DecoderBuilder, dict[str, Tensor]]:  # fmt: skip
     """A language model with the outputs of an entry point."""
     cache = KVCacheType.of(kv, model.config.head_dim)
-    net = DecoderBuilder(g, model.config, weights, context, cache, lora=adapters)
     ids, output = g.input("ids", [1, "seq"], "i32"), entry_point.output
+    squares = InputSums() if output == "squares" else None
+    net = DecoderBuilder(g, model.config, weights, context, cache, lora=adapters, squares=squares)
     x = net.layers(model.arch, model.arch.embed(net, ids))
     if output == "hidden":
         return net, {"hidden": net.as_f32(x)}
+    if squares is not None:
+        squares.observe(x, net.head_weight)
+        return net, squares.outputs
     logits = net.head(x, last_only=output == "sample")
     if output == "logits":
         return net, {"logits": logits}

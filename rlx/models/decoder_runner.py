@@ -339,6 +339,14 @@ class DecoderRunner(ModelRunner):
         parts = (list(tokens[i : i + self.chunk]) for i in range(0, len(tokens), self.chunk))
         return np.concatenate([self._run_chunk(graphs, part, {})[0][0] for part in parts])
 
+    def outputs(self, entry_point: EntryPoint, tokens: Sequence[int]) -> dict[str, Array]:
+        """All outputs of one chunk of tokens by name; they replace the KV cache."""
+        self.check(tokens)
+        graphs = self.executables(entry_point)
+        self.tokens = []
+        results = self._run_chunk(graphs, self._lengthened(tokens), {})
+        return dict(zip(graphs.prefill.output_names, results, strict=True))
+
     @property
     def last_logits(self) -> Any:
         """Logits of the last token that ran; copied from the device when they are asked for."""

@@ -24,6 +24,7 @@ from rlx.formats.gguf.quantized import (
     write_quantized,
 )
 from rlx.formats.hf import HfFolder
+from rlx.formats.imatrix import ImportanceMatrix
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tensor_file import scheme_of
 from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_metadata
@@ -62,11 +63,21 @@ def quantize_model(
     threads: int | None = None,
     requantize: bool = False,
     overwrite: bool = False,
+    imatrix: ImportanceMatrix | str | os.PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> list[WrittenTensor]:
-    """Quantise the model at `path` into the GGUF file `out`. Returns what became of each tensor."""
+    """Quantise the model at `path` into the GGUF file `out`. Returns what became of each tensor.
+
+    `imatrix`, from `calibrate` or a file, weighs the errors of weights by what they are multiplied
+    with; types below 2.4 bits need one.
+    """
     preset = QuantPreset.parse(preset) if isinstance(preset, str) else preset
-    options = QuantizeOptions(preset, worker_count(threads), requantize, overwrite, progress)
+    if isinstance(imatrix, str | os.PathLike):
+        require_other_file(Path(out), Path(imatrix))
+        imatrix = ImportanceMatrix.read(imatrix)
+    options = QuantizeOptions(
+        preset, worker_count(threads), requantize, overwrite, progress, imatrix
+    )
     with open_model(Path(path)) as file:
         require_other_file(Path(out), file.path, *file.files)
         if isinstance(file, GgufFile):

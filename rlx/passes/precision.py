@@ -151,11 +151,12 @@ def _require_encoder(scheme: QuantScheme) -> None:
     # imported late: its tables take some milliseconds
     from rlx.ir.quant.codecs import blocks
 
-    if scheme.ggml_type is not None and scheme.name not in blocks.ENCODERS:
+    free = sorted(n for n in blocks.ENCODERS if not QuantScheme.parse(n).needs_importance)
+    if scheme.ggml_type is not None and scheme.name not in free:
         raise OptionError(
             "weights cannot be packed by this scheme here", where="quant", got=scheme,
-            expected=", ".join([*sorted(blocks.ENCODERS), "int8", "int4", "fp8_e4m3", "fp8_e5m2"]),
-            hint="give the model a file that is packed already",
+            expected=", ".join([*free, "int8", "int4", "fp8_e4m3", "fp8_e5m2"]),
+            hint="give the model a file that is packed already; rlx quantize --calibrate makes one",
         )  # fmt: skip
 
 

@@ -113,3 +113,43 @@ def test_files_of_a_folder_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="would replace the model"):
         quantize_model(tmp_path, tmp_path / "config.json", "Q8_0", overwrite=True)
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_calibrated(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    out, text, matrix = tmp_path / "o.gguf", tmp_path / "text.txt", tmp_path / "m.gguf"
+    text.write_text("Some words to read. " * 40)
+    options = ["--calibrate", text, "--imatrix-out", matrix, "--chunks", 1]
+    done = rlx("quantize", tiny, out, "-q", "Q4_0", *options)
+    assert done.exit_code == 0, done.stderr
+    made = out.read_bytes()
+    done = rlx("quantize", tiny, out, "-q", "Q4_0", "--imatrix", matrix, "--force")
+    assert done.exit_code == 0, done.stderr
+    with GgufFile(out) as file, GgufFile(matrix) as kept:
+        assert file.metadata["quantize.imatrix.file"] == "m.gguf"
+        assert file.metadata["quantize.imatrix.chunks_count"] == 1
+        assert "blk.0.attn_q.weight.in_sum2" in kept.tensors
+    plain = tmp_path / "plain.gguf"
+    assert rlx("quantize", tiny, plain, "-q", "Q4_0").exit_code == 0
+    name = "blk.0.attn_q.weight"
+    with GgufFile(out) as file, GgufFile(plain) as other:
+        assert (file.array(name) != other.array(name)).any()
+        assert made[-1000:] == out.read_bytes()[-1000:]
+
+
+@pytest.mark.parametrize(
+    "options, code, message",
+    [
+        (["--imatrix", "none.gguf"], 1, "no such file"),
+        (["--chunks", 3], 2, "only with --calibrate"),
+        (["--imatrix-out", "m.gguf"], 2, "only with --calibrate"),
+        (["--imatrix", "a", "--calibrate", "b"], 2, "not both"),
+        (["--calibrate", "none.txt"], 1, "none.txt"),
+    ],
+)
+def test_refused_calibration(
+    rlx: Any, tiny: Path, tmp_path: Path, options: list[Any], code: int, message: str
+) -> None:
+    done = rlx("quantize", tiny, tmp_path / "o.gguf", *options)
+    assert done.exit_code == code and message in done.stderr, done.stderr
+    assert not (tmp_path / "o.gguf").exists()

@@ -45,9 +45,33 @@ def test_the_output_matrix() -> None:
     for name in NAMES:
         plain = QuantPreset.parse(name).scheme.name
         want = plain if plain in ("F32", "F16", "BF16", "Q8_0") else "Q6_K"
+        want = "Q5_K" if name.startswith(("IQ1", "IQ2", "IQ3_XXS")) else want
         assert pick(name, "output.weight") == want
         assert pick(name, "token_embd.weight", tied=True) == want
-        assert pick(name, "token_embd.weight") == plain
+        if name[:3] in ("IQ1", "IQ2", "TQ1", "TQ2") or name == "IQ3_XXS":
+            # tokens are looked up: no input tells what of the table matters
+            table = pick(name, "token_embd.weight")
+            assert table is not None and not GGUF_SCHEMES[table].needs_importance
+        else:
+            assert pick(name, "token_embd.weight") == plain
+
+
+def test_presets_of_iq_types() -> None:
+    """Some tensors by hand, as llama.cpp's mixtures have them for models with grouped queries."""
+    assert pick("IQ3_XXS", "blk.5.attn_q.weight") == "IQ2_S"
+    assert pick("IQ3_XXS", "blk.5.attn_output.weight") == "IQ3_S"
+    assert pick("IQ3_XXS", "token_embd.weight") == "IQ3_S"
+    assert pick("IQ2_M", "blk.5.ffn_up.weight") == "IQ2_S"
+    assert pick("IQ2_S", "blk.5.ffn_up.weight") == "IQ2_XS"
+    assert pick("IQ1_S", "blk.5.attn_output.weight") == "IQ2_XXS"
+    assert pick("IQ3_M", "blk.5.attn_v.weight") == "Q4_K"
+    assert pick("IQ4_XS", "blk.5.ffn_gate.weight") == "IQ4_XS"
+    assert layers_with("IQ2_XXS", "ffn_down", "Q2_K") == [0, 1]
+    assert layers_with("IQ2_M", "ffn_down", "IQ3_S") == [0, 1]
+    assert layers_with("IQ4_XS", "ffn_down", "Q5_K") == [0, 1]
+    assert layers_with("IQ3_XS", "ffn_up", "IQ3_XXS") == [*range(2, 14)]
+    assert pick("MXFP4_MOE", "blk.5.ffn_up_exps.weight") == "MXFP4"
+    assert pick("MXFP4_MOE", "blk.5.attn_q.weight") == "Q8_0"
 
 
 def test_numbers_that_files_say_their_type_by() -> None:
@@ -58,7 +82,15 @@ def test_numbers_that_files_say_their_type_by() -> None:
 
 def test_rows_that_are_no_whole_blocks() -> None:
     part = "blk.3.attn_q.weight"
-    narrow = {"Q2_K": "Q4_0", "Q3_K_S": "Q4_0", "Q4_K_S": "Q5_0", "Q5_K_S": "Q5_1", "Q6_K": "Q8_0"}
+    narrow = {
+        "Q2_K": "IQ4_NL",
+        "Q3_K_S": "IQ4_NL",
+        "IQ2_XXS": "IQ4_NL",
+        "TQ2_0": "Q4_0",
+        "Q4_K_S": "Q5_0",
+        "Q5_K_S": "Q5_1",
+        "Q6_K": "Q8_0",
+    }
     for name, want in narrow.items():
         assert pick(name, part, 576) == want
         assert pick(name, part, 100) == "F16"
@@ -73,6 +105,13 @@ def test_rows_that_are_no_whole_blocks() -> None:
 def test_left_alone(name: str) -> None:
     assert pick("Q4_K_M", name) is None
     assert QuantPreset.parse("Q8_0").pick("output.weight", (512,), layers=1, tied=False) is None
+
+
+def test_types_that_need_calibration_are_not_made_while_loading() -> None:
+    for name in ("IQ2_XXS", "IQ1_M", "IQ2_S"):
+        with pytest.raises(OptionError, match=r"needs an importance matrix(.|\n)*--calibrate"):
+            QuantPreset.of(name)
+    assert QuantPreset.of("IQ2_M").scheme.name == "IQ2_S"
 
 
 def test_names() -> None:

@@ -158,5 +158,5 @@ def test_encode_takes_other_floats_and_axes() -> None:
 
 
 def test_no_encoder() -> None:
-    with pytest.raises(OptionError, match=r"no encoder for IQ2_S.*Q4_0.*Q8_K"):
-        encode(QuantScheme.parse("IQ2_S"), np.zeros((1, 256), np.float32))
+    with pytest.raises(OptionError, match=r"no encoder for Q8_1.*Q4_0.*Q8_K"):
+        encode(QuantScheme.parse("Q8_1"), np.zeros((1, 256), np.float32))

@@ -14,7 +14,7 @@ from rlx.ir.quant.scheme import QuantScheme, decode, encode
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
 sys.path.insert(0, str(GOLDENS))
-from quant_tensors import TYPES, tensors  # noqa: E402
+from quant_tensors import TYPES, WEIGHTED, importance, tensors  # noqa: E402
 
 SEARCHED = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 PEER = json.loads((GOLDENS / "quantize.json").read_text(encoding="utf-8"))
@@ -27,7 +27,16 @@ def test_error_against_llama_cpp(name: str, kind: str) -> None:
     """The root mean square error is at most 2 % above that of its quantiser."""
     scheme, w = QuantScheme.parse(name), tensors()[kind]
     back = decode(scheme, *encode(scheme, w)).astype(np.float64)
-    assert np.sqrt(np.mean((back - w) ** 2)) <= 1.02 * PEER[name][kind]
+    assert np.sqrt(np.mean((back - w) ** 2)) <= 1.02 * PEER["plain"][name][kind]
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("kind", [*tensors()])
+def test_weighted_error_against_llama_cpp(name: str, kind: str) -> None:
+    """So is the weighted one, with an importance for each column."""
+    scheme, w, by = QuantScheme.parse(name), tensors()[kind], importance()
+    back = decode(scheme, *encode(scheme, w, importance=by)).astype(np.float64)
+    assert np.sqrt(np.mean((back - w) ** 2 * by)) <= 1.02 * PEER["weighted"][name][kind]
 
 
 @pytest.mark.parametrize("name", SEARCHED)

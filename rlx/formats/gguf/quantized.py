@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rlx.errors import InputError, NumericsError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.gguf.header import ValueType
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
+from rlx.formats.imatrix import ImportanceMatrix
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.wheel import Progress, silent
 from rlx.ir.quant.scheme import QuantScheme, decode, encode
@@ -39,6 +40,7 @@ class QuantizeOptions:
     requantize: bool = False  # also weights that are quantised already
     overwrite: bool = False
     progress: Progress = silent
+    imatrix: ImportanceMatrix | None = None  # weighs errors by the inputs of each weight
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,14 @@ def write_quantized(
     types: Mapping[str, ValueType] | None = None,
 ) -> list[WrittenTensor]:
     """Write a GGUF file of these tensors, under their GGUF names; `where` is for errors."""
-    _check_output(Path(out), options.overwrite)
+    check_output(Path(out), options.overwrite)
     job = _Job(sources, options, where, _layers(metadata))
     job.check_requantize()
+    job.check_imatrix()
     preset = options.preset
     named = {"general.file_type": preset.file_type, "general.quantization_version": _VERSION}
+    if options.imatrix is not None:
+        named |= _imatrix_metadata(options.imatrix)
     write_gguf(out, {**metadata, **named}, job.tensors(), types=types)
     return job.report
 
@@ -133,6 +138,38 @@ class _Job:
                 stacklevel=4,
             )
 
+    def importance(self, name: str) -> npt.NDArray[Any] | None:
+        """The mean squares of the inputs of a weight; None where they are not known."""
+        matrix = self.options.imatrix
+        return None if matrix is None else matrix.importance(name, self.sources[name].shape)
+
+    def check_imatrix(self) -> None:
+        """Check that the importance matrix is one of this model, and there where it is needed."""
+        matrix, lacking = self.options.imatrix, list[str]()
+        schemes = {n: self.scheme(n) for n in self.sources}
+        packed = {n: s for n, s in schemes.items() if s is not None and not s.is_float}
+        packed = {n: s for n, s in packed.items() if s is not self.sources[n].scheme}
+        lacking = [n for n in packed if self.importance(n) is None]
+        needed = [n for n in lacking if packed[n].needs_importance]
+        if needed:
+            raise InputError(
+                f"{packed[needed[0]]} needs an importance matrix", where=self.where,
+                got=f"none for {_shown(needed)}",
+                hint="--calibrate TEXT makes one, --imatrix FILE takes one",
+            )  # fmt: skip
+        if matrix is None:
+            return
+        unknown = [n for n in matrix.entries if n not in self.sources]
+        if len(unknown) == len(matrix.entries):
+            raise InputError(
+                "the importance matrix is one of another model", where=matrix.where,
+                got=_shown(unknown), expected=_shown([*self.sources]),
+            )  # fmt: skip
+        lacking = [n for n in lacking if n.startswith("blk.")]
+        for what, names in (("no entry for", lacking), ("no weight named", unknown)):
+            if names:
+                warnings.warn(f"{matrix.where}: {what} {_shown(names)}", stacklevel=4)
+
     def tensors(self) -> dict[str, npt.NDArray[Any] | PackedTensor]:
         """What to write; each array is made when it is written."""
         found: dict[str, npt.NDArray[Any] | PackedTensor] = {}
@@ -153,7 +190,9 @@ class _Job:
         array = source.array()
         if scheme is not source.scheme:
             try:
-                array = requantize(array, source.scheme, scheme, self.options.threads)
+                array = requantize(
+                    array, source.scheme, scheme, self.options.threads, self.importance(name)
+                )
             except NumericsError as e:
                 what = f"tensor {name!r}: {e.what}"
                 raise NumericsError(
@@ -167,9 +206,22 @@ class _Job:
 
 
 def requantize(
-    array: npt.NDArray[Any], before: QuantScheme, after: QuantScheme, threads: int = 1
+    array: npt.NDArray[Any],
+    before: QuantScheme,
+    after: QuantScheme,
+    threads: int = 1,
+    importance: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """Stored rows [..., K or row_bytes] in another scheme, a slab at a time."""
+    """Stored rows [..., K or row_bytes] in another scheme, a slab at a time.
+
+    `importance` [K], or [experts, K], weighs errors.
+    """
+    if importance is not None and importance.ndim > 1:
+        parts = [
+            requantize(part, before, after, threads, weights)
+            for part, weights in zip(array, importance, strict=True)
+        ]
+        return np.stack(parts)
     rows = array.reshape(-1, array.shape[-1])
     columns = rows.shape[1] if before.is_float else before.row_elements(rows.shape[1])
     out = np.empty(after.packed_shape(len(rows), columns), np.uint8)
@@ -177,7 +229,8 @@ def requantize(
     for start in range(0, len(rows), step):
         slab = rows[start : start + step]
         dequantised = slab if before.is_float else decode(before, slab)
-        out[start : start + step] = encode(after, dequantised, threads=threads).data
+        made = encode(after, dequantised, importance=importance, threads=threads)
+        out[start : start + step] = made.data
     if after.name == "F16" and not np.isfinite(out.view(np.float16)).all():
         raise NumericsError(
             "f16 cannot hold these weights",
@@ -188,12 +241,27 @@ def requantize(
     return out.reshape(*array.shape[:-1], out.shape[-1])
 
 
+def _imatrix_metadata(matrix: ImportanceMatrix) -> dict[str, Any]:
+    """What llama.cpp's quantiser says about it."""
+    return {
+        "quantize.imatrix.file": Path(matrix.where).name,
+        "quantize.imatrix.dataset": Path(matrix.datasets[0]).name if matrix.datasets else "",
+        "quantize.imatrix.entries_count": len(matrix.entries),
+        "quantize.imatrix.chunks_count": matrix.chunks,
+    }
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if names[3:] else ""
+    return ", ".join(names[:3]) + more
+
+
 def _layers(metadata: Mapping[str, Any]) -> int:
     count = metadata.get(f"{metadata.get('general.architecture')}.block_count", 0)
     return count if isinstance(count, int) else 0
 
 
-def _check_output(out: Path, overwrite: bool) -> None:
+def check_output(out: Path, overwrite: bool) -> None:
     if out.exists() and not overwrite:
         raise InputError(
             "the file is there already", where=os.fspath(out), hint="--force replaces it"

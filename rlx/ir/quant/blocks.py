@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 Decoder = Callable[[Array, F32], None]
-Encoder = Callable[[F32, Array], None]
+Encoder = Callable[[F32, Array, F32 | None], None]  # weights, records, importance
 
 LAYOUTS: dict[str, np.dtype[Any]] = {}
 DECODERS: dict[str, Decoder] = {}
@@ -35,6 +35,7 @@ ENCODERS: dict[str, Encoder] = {}
 
 # Temporaries of this many weights fit a core's private cache.
 _CHUNK = 1 << 16
+_TINY = np.finfo(np.float32).tiny
 
 
 def decoder(name: str, *layout: Any) -> Callable[[Decoder], Decoder]:
@@ -67,7 +68,8 @@ def decode_rows(scheme: QuantScheme, packed: Array, k: int) -> F32:
     return out.reshape(*packed.shape[:-1], k)
 
 
-def encode_rows(scheme: QuantScheme, values: F32) -> Array:
+def encode_rows(scheme: QuantScheme, values: F32, importance: F32 | None = None) -> Array:
+    """Pack rows; `importance`, of the same shape, weighs the squared error of each weight."""
     if scheme.name not in ENCODERS:
         raise OptionError(
             f"no encoder for {scheme}",
@@ -75,14 +77,24 @@ def encode_rows(scheme: QuantScheme, values: F32) -> Array:
             got=scheme.name,
             expected=", ".join(sorted(ENCODERS)) + ", int8, int4 or fp8",
         )
+    if values.size and importance is None and scheme.needs_importance:
+        raise OptionError(
+            f"{scheme} needs an importance matrix",
+            where="quant",
+            got="weights alone",
+            expected="the mean squares of the inputs that the weights are multiplied with",
+            hint="rlx quantize --calibrate TEXT makes one, --imatrix FILE takes one of llama.cpp; "
+            "without one the type loses too much: take IQ2_S, IQ3_XXS or Q2_K",
+        )
     if scheme.block_size > 1:
         require_finite(scheme, values)
     blocks = values.reshape(-1, scheme.block_size)
     records = np.zeros(len(blocks), LAYOUTS[scheme.name])
+    weighed = None if importance is None else importance.reshape(blocks.shape)
     if len(blocks):
         # scales are checked below
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            ENCODERS[scheme.name](blocks, records)
+            ENCODERS[scheme.name](blocks, records, weighed)
     _require_scales(scheme, records)
     return records.view(np.uint8).reshape(*values.shape[:-1], scheme.row_bytes(values.shape[-1]))
 
@@ -99,18 +111,58 @@ def require_finite(scheme: QuantScheme, values: F32) -> None:
 
 def _require_scales(scheme: QuantScheme, records: Array) -> None:
     for field in ("d", "m", "dmin"):
-        if field in (records.dtype.names or ()) and np.isinf(records[field]).any():
-            raise NumericsError(
-                f"a block scale of {scheme} does not fit f16",
-                where="quant",
-                expected="scales of at most 65504",
-                hint="scale the weights down",
-            )
+        if field in (records.dtype.names or ()):
+            require_f16(scheme, records[field])
+
+
+def require_f16(scheme: object, scales: Array) -> None:
+    if np.isinf(scales).any():
+        raise NumericsError(
+            f"a block scale of {scheme} does not fit f16",
+            where="quant",
+            expected="scales of at most 65504",
+            hint="scale the weights down",
+        )
 
 
 def f32(field: Array) -> F32:
     """A per-block field as a column of f32."""
     return field.astype(np.float32)[:, None]
+
+
+def as_f16(d: F32) -> F32:
+    """f32 values as f16 will hold them."""
+    return d.astype(np.float16).astype(np.float32)
+
+
+def reciprocal(d: F32) -> F32:
+    """1 / d, and 0 where that would overflow: f16 holds such a scale as 0."""
+    return np.where(np.abs(d) >= _TINY, np.float32(1) / d, np.float32(0))
+
+
+class BestScale:
+    """Of the codes tried for each run, a column of x, the scale of those with the least error."""
+
+    def __init__(self, x: F32, w: F32 | None) -> None:
+        self._x, self._w = x, w
+        self._room = None if w is None else np.empty_like(x)
+        self.scale: F32 = np.zeros(x.shape[1], np.float32)
+        self._most: F32 = np.zeros(x.shape[1], np.float32)
+
+    def try_codes(self, q: F32) -> None:
+        wq = q if self._w is None else np.multiply(q, self._w, out=self._room)
+        xq, qq = dots(self._x, wq), dots(q, wq)
+        fitted = xq * reciprocal(qq)
+        gain = xq * fitted  # reduction of the (weighted) squared error
+        better = gain > self._most
+        np.copyto(self._most, gain, where=better)
+        np.copyto(self.scale, fitted, where=better)
+
+
+def dots(a: F32, b: F32) -> F32:
+    """The dot products of columns."""
+    found: F32 = np.einsum("ij,ij->j", a, b)
+    return found
 
 
 def fill(out: F32, q: Array, scale: Array, minimum: Array | None = None) -> None:

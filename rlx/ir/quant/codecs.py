@@ -5,6 +5,6 @@ Importing a family registers its layouts in the tables of `blocks`.
 
 from __future__ import annotations
 
-from rlx.ir.quant import blocks, iq, kquants, plain
+from rlx.ir.quant import blocks, codebooks, iq, iq1_search, iq_search, kquants, plain
 
-__all__ = ["blocks", "iq", "kquants", "plain"]
+__all__ = ["blocks", "codebooks", "iq", "iq1_search", "iq_search", "kquants", "plain"]

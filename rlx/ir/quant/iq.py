@@ -18,7 +18,7 @@ import numpy as np
 from rlx.ir.quant.blocks import F32, Array, bits_of, decoder, f32, fields, fill, planes
 
 # Dimensions, levels of a coordinate. IQ1_S (and IQ1_M, which shares it) is {-1, 0, 1} times 8.
-_SHAPES = {
+SHAPES = {
     "IQ2_XXS": (8, (8, 25, 43)),
     "IQ2_XS": (8, (8, 25, 43)),
     "IQ2_S": (8, (8, 25, 43)),
@@ -31,7 +31,7 @@ _SHAPES = {
 @cache
 def grid(name: str) -> Array:
     """The points as words of eight (u64) or four (u32) i8 coordinates."""
-    dims, levels = _SHAPES[name]
+    dims, levels = SHAPES[name]
     packed = np.frombuffer(zlib.decompress(base64.b85decode(_SETS[name])), np.uint8)
     members = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
     digits = members[:, None] // len(levels) ** np.arange(dims) % len(levels)
@@ -89,7 +89,7 @@ _SETS = {
 }
 
 
-_CURVE = np.array(
+CURVE = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
 
@@ -181,7 +181,7 @@ def iq1_m(b: Array, out: F32) -> None:
 
 @decoder("IQ4_NL", ("d", "<f2"), ("qs", "u1", 16))
 def iq4_nl(b: Array, out: F32) -> None:
-    _CURVE.take(planes(b["qs"], 4).reshape(out.shape), out=out, mode="clip")
+    CURVE.take(planes(b["qs"], 4).reshape(out.shape), out=out, mode="clip")
     out *= f32(b["d"])
 
 
@@ -190,7 +190,7 @@ def iq4_xs(b: Array, out: F32) -> None:
     high = (b["high"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
     six_bits = fields(b["low"], 4) | high.astype(np.uint8) << 4
     groups = out.reshape(-1, 8, 32)
-    _CURVE.take(planes(b["qs"], 4).reshape(groups.shape), out=groups, mode="clip")
+    CURVE.take(planes(b["qs"], 4).reshape(groups.shape), out=groups, mode="clip")
     groups *= (f32(b["d"]) * (six_bits.view(np.int8) - np.int8(32)))[..., None]
 
 

@@ -1,13 +1,26 @@
 """K-quants: superblocks of 256 weights in sub-blocks of 16 or 32 with small integer scales.
 
-Encoders search for codes, integer scales and f16 superblock scales by least squares.
+Encoders search for codes, integer scales and f16 superblock scales by least squares, weighted by
+the importance `w` of each weight where it is given.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from rlx.ir.quant.blocks import F32, Array, decoder, encoder, f32, fill, planes
+from rlx.ir.quant.blocks import (
+    F32,
+    Array,
+    BestScale,
+    as_f16,
+    decoder,
+    dots,
+    encoder,
+    f32,
+    fill,
+    planes,
+    reciprocal,
+)
 
 # Below it, 127 / peak overflows.
 _SMALLEST = 128 * np.finfo(np.float32).tiny
@@ -62,7 +75,7 @@ def q8_k(b: Array, out: F32) -> None:
 
 
 @encoder("Q8_K")
-def to_q8_k(x: F32, b: Array) -> None:
+def to_q8_k(x: F32, b: Array, w: F32 | None) -> None:
     """The largest weight becomes -127, so the scale takes its opposite sign."""
     peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     usable = np.abs(peak) >= _SMALLEST
@@ -96,8 +109,6 @@ def _scale_min(b: Array) -> tuple[Array, Array]:
     return f32(b["d"]) * six_bits[0], f32(b["dmin"]) * six_bits[1]
 
 
-_TINY = np.finfo(np.float32).tiny
-
 # Offsets of the level that the peak maps to, relative to the last one; negative ones clip it.
 # (first, last, count) by bits: more would lower the error by less than half a percent.
 _GRIDS = {
@@ -107,101 +118,100 @@ _GRIDS = {
     5: (-2.4, 0.6, 9),
     6: (-3.0, 0.6, 7),
 }
-_STEPS = {bits: np.linspace(*grid, dtype=np.float32) for bits, grid in _GRIDS.items()}
+STEPS = {bits: np.linspace(*grid, dtype=np.float32) for bits, grid in _GRIDS.items()}
 
 
 @encoder("Q2_K")
-def to_q2_k(x: F32, b: Array) -> None:
-    d, dmin, scales, minima, q = _affine(x, 16, 2, 15)
+def to_q2_k(x: F32, b: Array, w: F32 | None) -> None:
+    d, dmin, scales, minima, q = _affine(x, w, 16, 2, 15)
     b["d"], b["dmin"] = d, dmin
     b["scales"] = scales | minima << np.uint8(4)
-    b["qs"] = _joined(q.reshape(-1, 2, 4, 32), 2)
+    b["qs"] = joined(q.reshape(-1, 2, 4, 32), 2)
 
 
 @encoder("Q3_K")
-def to_q3_k(x: F32, b: Array) -> None:
-    d, scales, q = _symmetric(x, 3, 32)
+def to_q3_k(x: F32, b: Array, w: F32 | None) -> None:
+    d, scales, q = _symmetric(x, w, 3, 32)
     b["d"] = d
     stored = (scales + 32).astype(np.uint8)
-    b["scales"][:, :8] = _joined((stored & 15).reshape(-1, 2, 8), 4)
-    b["scales"][:, 8:] = _joined((stored >> 4).reshape(-1, 4, 4), 2)
-    b["qs"] = _joined((q & 3).reshape(-1, 2, 4, 32), 2)
-    b["hmask"] = _joined((q >> 2).reshape(-1, 8, 32), 1)
+    b["scales"][:, :8] = joined((stored & 15).reshape(-1, 2, 8), 4)
+    b["scales"][:, 8:] = joined((stored >> 4).reshape(-1, 4, 4), 2)
+    b["qs"] = joined((q & 3).reshape(-1, 2, 4, 32), 2)
+    b["hmask"] = joined((q >> 2).reshape(-1, 8, 32), 1)
 
 
 @encoder("Q4_K")
-def to_q4_k(x: F32, b: Array) -> None:
-    b["d"], b["dmin"], scales, minima, q = _affine(x, 32, 4, 63)
+def to_q4_k(x: F32, b: Array, w: F32 | None) -> None:
+    b["d"], b["dmin"], scales, minima, q = _affine(x, w, 32, 4, 63)
     b["scales"] = _six_bits(scales, minima)
-    b["qs"] = _joined(q.reshape(-1, 4, 2, 32), 4)
+    b["qs"] = joined(q.reshape(-1, 4, 2, 32), 4)
 
 
 @encoder("Q5_K")
-def to_q5_k(x: F32, b: Array) -> None:
-    b["d"], b["dmin"], scales, minima, q = _affine(x, 32, 5, 63)
+def to_q5_k(x: F32, b: Array, w: F32 | None) -> None:
+    b["d"], b["dmin"], scales, minima, q = _affine(x, w, 32, 5, 63)
     b["scales"] = _six_bits(scales, minima)
-    b["qs"] = _joined((q & 15).reshape(-1, 4, 2, 32), 4)
-    b["qh"] = _joined((q >> 4).reshape(-1, 8, 32), 1)
+    b["qs"] = joined((q & 15).reshape(-1, 4, 2, 32), 4)
+    b["qh"] = joined((q >> 4).reshape(-1, 8, 32), 1)
 
 
 @encoder("Q6_K")
-def to_q6_k(x: F32, b: Array) -> None:
-    b["d"], b["scales"], q = _symmetric(x, 6, 128)
-    b["ql"] = _joined((q & 15).reshape(-1, 2, 2, 64), 4)
-    b["qh"] = _joined((q >> 4).reshape(-1, 2, 4, 32), 2)
+def to_q6_k(x: F32, b: Array, w: F32 | None) -> None:
+    b["d"], b["scales"], q = _symmetric(x, w, 6, 128)
+    b["ql"] = joined((q & 15).reshape(-1, 2, 2, 64), 4)
+    b["qh"] = joined((q >> 4).reshape(-1, 2, 4, 32), 2)
 
 
 # -- scale · q ------------------------------------------------------------------------------------
 
 
-def _symmetric(x: F32, bits: int, half: int) -> tuple[Array, Array, Array]:
+def _symmetric(x: F32, w: F32 | None, bits: int, half: int) -> tuple[Array, Array, Array]:
     """d [n], scales -half … half-1 [n, 16] and codes from 0 [n, 256]."""
     limit = 1 << (bits - 1)
-    columns = _columns(x, 16)
-    best = _fit_scale(columns, limit, _STEPS[bits]).reshape(len(x), -1)
+    columns, importance = _columns(x, 16), None if w is None else _columns(w, 16)
+    best = fit_scale(columns, importance, limit, STEPS[bits]).reshape(len(x), -1)
     # The largest scale maps to the most negative integer, which has no positive counterpart.
     peak = np.take_along_axis(best, np.abs(best).argmax(axis=1)[:, None], axis=1)
-    d = _rounded(peak / np.float32(-half))
-    scales = np.rint(best * _inverse(d)).clip(-half, half - 1).astype(np.float32)
+    d = as_f16(peak / np.float32(-half))
+    scales = np.rint(best * reciprocal(d)).clip(-half, half - 1).astype(np.float32)
     q = _codes(columns, (d * scales).reshape(-1), -limit, limit - 1)
-    d = _refitted(columns, q, scales, d)
+    d = _refitted(columns, importance, q, scales, d)
     q = _codes(columns, (d * scales).reshape(-1), -limit, limit - 1)
     q += np.float32(limit)
     return d[:, 0], scales.astype(np.int8), _rows(q, len(x))
 
 
-def _fit_scale(x: F32, limit: int, steps: F32) -> F32:
+def fit_scale(x: F32, w: F32 | None, limit: int, steps: F32) -> F32:
+    """The scale of each run, a column of x, that leaves the least (weighted) squared error."""
     high, low = x.max(axis=0), x.min(axis=0)
     peak: F32 = np.where(high >= -low, high, low)
-    inverse = _inverse(peak)
-    scale, most, q = np.zeros_like(peak), np.zeros_like(peak), np.empty_like(x)
+    inverse = reciprocal(peak)
+    best, q = BestScale(x, w), np.empty_like(x)
     for step in steps:
         np.multiply(x, inverse * (-limit - step), out=q)
         _round(q, -limit, limit - 1)
-        xq, qq = _dot(x, q), _dot(q, q)
-        fitted = xq * _inverse(qq)
-        gain = xq * fitted  # reduction of the squared error
-        better = gain > most
-        np.copyto(most, gain, where=better)
-        np.copyto(scale, fitted, where=better)
-    return scale
+        best.try_codes(q)
+    return best.scale
 
 
-def _refitted(x: F32, q: F32, scales: F32, d: F32) -> F32:
+def _refitted(x: F32, w: F32 | None, q: F32, scales: F32, d: F32) -> F32:
     """The least-squares d for the codes and rounded scales; the old one if undefined."""
-    xq = (_dot(x, q).reshape(scales.shape) * scales).sum(axis=1, keepdims=True)
-    qq = (_dot(q, q).reshape(scales.shape) * scales**2).sum(axis=1, keepdims=True)
-    best: F32 = np.where(qq > 0, _rounded(xq * _inverse(qq)), d)
+    wq = _weighted(q, w)
+    xq = (dots(x, wq).reshape(scales.shape) * scales).sum(axis=1, keepdims=True)
+    qq = (dots(q, wq).reshape(scales.shape) * scales**2).sum(axis=1, keepdims=True)
+    best: F32 = np.where(qq > 0, as_f16(xq * reciprocal(qq)), d)
     return best
 
 
 # -- scale · q - minimum --------------------------------------------------------------------------
 
 
-def _affine(x: F32, run: int, bits: int, top: int) -> tuple[Array, Array, Array, Array, Array]:
+def _affine(
+    x: F32, w: F32 | None, run: int, bits: int, top: int
+) -> tuple[Array, Array, Array, Array, Array]:
     """d, dmin [n], scales and minima up to `top` [n, runs], and codes [n, 256]."""
-    columns = _columns(x, run)
-    found = _fit_line(columns, (1 << bits) - 1, _STEPS[bits])
+    columns, importance = _columns(x, run), None if w is None else _columns(w, run)
+    found = fit_line(columns, importance, (1 << bits) - 1, STEPS[bits])
     scale, minimum = (f.reshape(len(x), -1) for f in found)
     d, scales = _shared(scale, top)
     dmin, minima = _shared(minimum, top)
@@ -209,33 +219,47 @@ def _affine(x: F32, run: int, bits: int, top: int) -> tuple[Array, Array, Array,
         moved = columns + (dmin * minima).reshape(-1)
         q = _codes(moved, (d * scales).reshape(-1), 0, (1 << bits) - 1)
         if not last:
-            d, dmin = _refitted_pair(columns, q, scales, minima, d, dmin)
+            d, dmin = _refitted_pair(columns, importance, q, scales, minima, d, dmin)
     return d[:, 0], dmin[:, 0], scales.astype(np.uint8), minima.astype(np.uint8), _rows(q, len(x))
 
 
 def _shared(values: F32, top: int) -> tuple[F32, F32]:
     """One f16 scale for the values of a superblock, and the integers they become."""
-    d = _rounded(values.max(axis=1, keepdims=True) / np.float32(top))
-    return d, np.rint(values * _inverse(d)).clip(0, top)
+    d = as_f16(values.max(axis=1, keepdims=True) / np.float32(top))
+    return d, np.rint(values * reciprocal(d)).clip(0, top)
 
 
-def _fit_line(x: F32, top: int, steps: F32) -> tuple[F32, F32]:
-    """Scale and minimum of each run, both non-negative, so that zero is representable."""
-    count = np.float32(len(x))
-    low = np.minimum(x.min(axis=0), 0)
-    inverse, total = _inverse(x.max(axis=0) - low), x.sum(axis=0)
+def fit_line(
+    x: F32, w: F32 | None, top: int, steps: F32, *, any_sign: bool = False
+) -> tuple[F32, F32]:
+    """Scale and minimum of each run, a column of x, with the least (weighted) squared error.
+
+    Both are non-negative, so that zero is representable; with `any_sign` the minimum need not be.
+    """
+    low = x.min(axis=0) if any_sign else np.minimum(x.min(axis=0), 0)
+    count, total = np.float32(len(x)), x.sum(axis=0)
+    if w is not None:
+        count, total = w.sum(axis=0), dots(x, w)
+    inverse = reciprocal(x.max(axis=0) - low)
     shifted, q = x - low, np.empty_like(x)
+    room = None if w is None else np.empty_like(x)
     scale, minimum = np.zeros_like(low), -low
     most = np.full_like(low, -np.inf)
-    for step in steps:
-        np.multiply(shifted, inverse * (top + step), out=q)
+    again = 0 if w is None else 3  # codes of the best line so far, which moved far from the peaks
+    for step in (*steps, *(None,) * again):
+        if step is None:
+            np.multiply(x + minimum, reciprocal(scale), out=q)
+        else:
+            np.multiply(shifted, inverse * (top + step), out=q)
         _round(q, 0, top)
-        sums, xq, qq = q.sum(axis=0), _dot(x, q), _dot(q, q)
-        fitted = (count * xq - total * sums) * _inverse(count * qq - sums * sums)
+        wq = _weighted(q, w, room)
+        sums, xq, qq = wq.sum(axis=0), dots(x, wq), dots(q, wq)
+        fitted = (count * xq - total * sums) * reciprocal(count * qq - sums * sums)
         offset = (total - fitted * sums) / count
-        through_zero = offset > 0
-        np.copyto(fitted, xq * _inverse(qq), where=through_zero)
-        np.copyto(offset, 0, where=through_zero)
+        if not any_sign:
+            through_zero = offset > 0
+            np.copyto(fitted, xq * reciprocal(qq), where=through_zero)
+            np.copyto(offset, 0, where=through_zero)
         gain = fitted * xq + offset * total
         better = (gain > most) & (fitted > 0)
         for kept, new in ((most, gain), (scale, fitted), (minimum, -offset)):
@@ -243,27 +267,36 @@ def _fit_line(x: F32, top: int, steps: F32) -> tuple[F32, F32]:
     return scale, minimum
 
 
-def _refitted_pair(x: F32, q: F32, scales: F32, minima: F32, d: F32, dmin: F32) -> tuple[F32, F32]:
+def _refitted_pair(
+    x: F32, w: F32 | None, q: F32, scales: F32, minima: F32, d: F32, dmin: F32
+) -> tuple[F32, F32]:
     """The least-squares d and dmin for the codes and rounded scales and minima."""
 
     def total(values: Array) -> Array:
         summed: Array = values.reshape(scales.shape).sum(axis=1, keepdims=True)
         return summed
 
-    s, m = scales.reshape(-1), minima.reshape(-1)
-    a, c = total(_dot(q, q) * s * s), total(np.float32(len(x)) * m * m)
-    b = total(q.sum(axis=0) * s * m)
-    xs, xm = total(_dot(x, q) * s), total(x.sum(axis=0) * m)
+    s, m, wq = scales.reshape(-1), minima.reshape(-1), _weighted(q, w)
+    count, sums = np.float32(len(x)), x.sum(axis=0)
+    if w is not None:
+        count, sums = w.sum(axis=0), dots(x, w)
+    a, c = total(dots(q, wq) * s * s), total(count * m * m)
+    b = total(wq.sum(axis=0) * s * m)
+    xs, xm = total(dots(x, wq) * s), total(sums * m)
     # [a -b; -b c] · (d, dmin) = (xs, -xm)
     det = a * c - b * b
     usable = det > 1e-6 * a * c
-    inverse = _inverse(np.where(usable, det, 0))
-    best, best_min = _rounded((c * xs - b * xm) * inverse), _rounded((b * xs - a * xm) * inverse)
+    inverse = reciprocal(np.where(usable, det, 0))
+    best, best_min = as_f16((c * xs - b * xm) * inverse), as_f16((b * xs - a * xm) * inverse)
     usable &= (best > 0) & (best_min >= 0)
     return np.where(usable, best, d), np.where(usable, best_min, dmin)
 
 
 # -- parts ----------------------------------------------------------------------------------------
+
+
+def _weighted(q: F32, w: F32 | None, out: F32 | None = None) -> F32:
+    return q if w is None else np.multiply(q, w, out=out)
 
 
 def _columns(x: F32, run: int) -> F32:
@@ -275,7 +308,7 @@ def _rows(q: F32, count: int) -> Array:
 
 
 def _codes(x: F32, scale: F32, low: int, high: int) -> F32:
-    q: F32 = x * _inverse(scale)
+    q: F32 = x * reciprocal(scale)
     _round(q, low, high)
     return q
 
@@ -286,21 +319,7 @@ def _round(q: F32, low: int, high: int) -> None:
     np.clip(q, np.float32(low), np.float32(high), out=q)
 
 
-def _dot(a: F32, b: F32) -> F32:
-    found: F32 = np.einsum("ij,ij->j", a, b)
-    return found
-
-
-def _rounded(d: F32) -> F32:
-    """As f16 will hold it."""
-    return d.astype(np.float16).astype(np.float32)
-
-
-def _inverse(d: F32) -> F32:
-    return np.where(np.abs(d) >= _TINY, np.float32(1) / d, np.float32(0))
-
-
-def _joined(q: Array, bits: int) -> Array:
+def joined(q: Array, bits: int) -> Array:
     """Pack codes [..., 8 / bits, w] into bytes [..., w]: the inverse of `planes`."""
     found = q[..., 0, :].copy()
     for i in range(1, 8 // bits):

@@ -11,14 +11,17 @@ import numpy as np
 from rlx.ir.quant.blocks import (
     F32,
     Array,
+    as_f16,
     bits_of,
     decoder,
     encoder,
     f32,
     fill,
     planes,
+    reciprocal,
     require_finite,
 )
+from rlx.ir.quant.kquants import STEPS, fit_line, fit_scale, joined
 
 if TYPE_CHECKING:
     from rlx.ir.quant.scheme import QuantScheme
@@ -30,7 +33,7 @@ def from_f32(b: Array, out: F32) -> None:
 
 
 @encoder("F32")
-def to_f32(x: F32, b: Array) -> None:
+def to_f32(x: F32, b: Array, w: F32 | None) -> None:
     b["x"] = x[:, 0]
 
 
@@ -40,7 +43,7 @@ def from_f16(b: Array, out: F32) -> None:
 
 
 @encoder("F16")
-def to_f16(x: F32, b: Array) -> None:
+def to_f16(x: F32, b: Array, w: F32 | None) -> None:
     b["x"] = x[:, 0]
 
 
@@ -50,7 +53,7 @@ def from_bf16(b: Array, out: F32) -> None:
 
 
 @encoder("BF16")
-def to_bf16(x: F32, b: Array) -> None:
+def to_bf16(x: F32, b: Array, w: F32 | None) -> None:
     bits = x.view(np.uint32)[:, 0]
     nearest_even = (bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))) >> 16
     # Rounding a NaN with a full mantissa would overflow into the sign: keep its top bits, quiet.
@@ -145,7 +148,7 @@ def _divide(x: Array, scale: F32) -> Array:
     return quotient
 
 
-_TINY = np.finfo(np.float32).tiny
+_STEPS = {8: STEPS[4], 16: STEPS[5]}  # by the codes on one side of zero
 
 
 @decoder("Q4_0", ("d", "<f2"), ("qs", "u1", 16))
@@ -200,58 +203,64 @@ def _five_bits(b: Array) -> Array:
 
 
 @encoder("Q4_0")
-def to_q4_0(x: F32, b: Array) -> None:
-    d, q = _around_zero(x, 8)
+def to_q4_0(x: F32, b: Array, w: F32 | None) -> None:
+    d, q = _around_zero(x, w, 8)
     b["d"], b["qs"] = d, _nibbles(q)
 
 
 @encoder("Q4_1")
-def to_q4_1(x: F32, b: Array) -> None:
-    d, m, q = _from_minimum(x, 15)
+def to_q4_1(x: F32, b: Array, w: F32 | None) -> None:
+    d, m, q = _from_minimum(x, w, 15)
     b["d"], b["m"], b["qs"] = d, m, _nibbles(q)
 
 
 @encoder("Q5_0")
-def to_q5_0(x: F32, b: Array) -> None:
-    d, q = _around_zero(x, 16)
+def to_q5_0(x: F32, b: Array, w: F32 | None) -> None:
+    d, q = _around_zero(x, w, 16)
     b["d"], b["qs"], b["qh"] = d, _nibbles(q & 15), _top_bits(q)
 
 
 @encoder("Q5_1")
-def to_q5_1(x: F32, b: Array) -> None:
-    d, m, q = _from_minimum(x, 31)
+def to_q5_1(x: F32, b: Array, w: F32 | None) -> None:
+    d, m, q = _from_minimum(x, w, 31)
     b["d"], b["m"], b["qs"], b["qh"] = d, m, _nibbles(q & 15), _top_bits(q)
 
 
 @encoder("Q8_0")
-def to_q8_0(x: F32, b: Array) -> None:
+def to_q8_0(x: F32, b: Array, w: F32 | None) -> None:
     d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
-    scaled = (x * _inverse(d)).astype(np.float64)
+    scaled = (x * reciprocal(d)).astype(np.float64)
     b["d"] = d[:, 0]
     # Round half away from zero, as C's roundf; the addition is exact in f64.
     b["qs"] = np.trunc(scaled + np.copysign(0.5, scaled))
 
 
-def _around_zero(x: F32, half: int) -> tuple[Array, Array]:
-    """The largest weight becomes -half, the code with no positive counterpart."""
-    peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
-    d = peak / np.float32(-half)
-    q = np.trunc(x * _inverse(d) + np.float32(half + 0.5))
-    return d[:, 0], q.clip(0, 2 * half - 1).astype(np.uint8)
+def _around_zero(x: F32, w: F32 | None, half: int) -> tuple[Array, Array]:
+    """The largest weight becomes -half, the code with no positive counterpart; with an importance
+    the scale is that of the least weighted error."""
+    if w is None:
+        peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+        d = peak / np.float32(-half)
+    else:
+        d = fit_scale(_columns(x), _columns(w), half, _STEPS[half])[:, None]
+        d = as_f16(d)
+    q = np.trunc((x * reciprocal(d) + np.float32(half + 0.5)).clip(0, 2 * half - 1))
+    return d[:, 0], q.astype(np.uint8)
 
 
-def _from_minimum(x: F32, top: int) -> tuple[Array, Array, Array]:
-    low = x.min(axis=1, keepdims=True)
-    d = (x.max(axis=1, keepdims=True) - low) / np.float32(top)
-    q = np.trunc((x - low) * _inverse(d) + np.float32(0.5))
-    return d[:, 0], low[:, 0], q.clip(0, top).astype(np.uint8)
+def _from_minimum(x: F32, w: F32 | None, top: int) -> tuple[Array, Array, Array]:
+    if w is None:
+        low = x.min(axis=1, keepdims=True)
+        d = (x.max(axis=1, keepdims=True) - low) / np.float32(top)
+    else:
+        line = fit_line(_columns(x), _columns(w), top, _STEPS[(top + 1) // 2], any_sign=True)
+        d, low = (as_f16(f)[:, None] for f in (line[0], -line[1]))
+    q = np.trunc(((x - low) * reciprocal(d) + np.float32(0.5)).clip(0, top))
+    return d[:, 0], low[:, 0], q.astype(np.uint8)
 
 
-def _inverse(d: F32) -> F32:
-    """1 / d, and 0 where that would overflow: f16 holds such a scale as 0."""
-    inverse = np.zeros_like(d)
-    np.divide(np.float32(1), d, out=inverse, where=np.abs(d) >= _TINY)
-    return inverse
+def _columns(x: F32) -> F32:
+    return np.ascontiguousarray(x.T)
 
 
 def _nibbles(q: Array) -> Array:
@@ -283,6 +292,46 @@ def tq2_0(b: Array, out: F32) -> None:
     fill(out, q, f32(b["d"]))
 
 
+def _ternary(x: F32, w: F32 | None) -> tuple[F32, Array]:
+    """d and the digits 0, 1 and 2 of each block with the least (weighted) squared error.
+
+    Weights beyond d / 2 become ±d, so they are the largest ones: with m of them the error falls by
+    (Σ w |x|)² / Σ w. All m are tried.
+    """
+    order = np.argsort(np.abs(x), axis=1)[:, ::-1]
+    sorted_x = np.take_along_axis(np.abs(x), order, axis=1).astype(np.float64)
+    sorted_w = np.ones_like(sorted_x) if w is None else np.take_along_axis(w, order, axis=1)
+    weights = sorted_w.cumsum(axis=1, dtype=np.float64)
+    sums = (sorted_x * sorted_w).cumsum(axis=1)
+    most = (sums * sums / weights).argmax(axis=1)[:, None]
+    mean = np.take_along_axis(sums, most, axis=1) / np.take_along_axis(weights, most, axis=1)
+    d = as_f16(mean.astype(np.float32))
+    q = np.rint(x * reciprocal(d)).clip(-1, 1) + 1
+    return d[:, 0], q.astype(np.uint8)
+
+
+@encoder("TQ1_0")
+def to_tq1_0(x: F32, b: Array, w: F32 | None) -> None:
+    b["d"], q = _ternary(x, w)
+    b["qs0"] = _fraction(q[:, :160].reshape(-1, 5, 32))
+    b["qs1"] = _fraction(q[:, 160:240].reshape(-1, 5, 16))
+    b["qh"] = _fraction(q[:, 240:].reshape(-1, 4, 4))
+
+
+@encoder("TQ2_0")
+def to_tq2_0(x: F32, b: Array, w: F32 | None) -> None:
+    b["d"], q = _ternary(x, w)
+    b["qs"] = joined(q.reshape(-1, 2, 4, 32), 2)
+
+
+def _fraction(digits: Array) -> Array:
+    """Bytes whose first base-3 digits are [n, count, w]: the inverse of `_digits`."""
+    powers = np.array([81, 27, 9, 3, 1], np.uint16)[: digits.shape[1], None]
+    whole = (digits * powers).sum(axis=1, dtype=np.uint16)
+    packed: Array = ((whole * 256 + 242) // 243).astype(np.uint8)
+    return packed
+
+
 def _digits(source: Array, count: int) -> Array:
     """The first `count` base-3 digits of bytes [n, w], less one: [n, count, w]."""
     # Multiplying by 3^i modulo 256 drops i digits; the next one is then floor(3 * fraction).
@@ -294,7 +343,7 @@ def _digits(source: Array, count: int) -> Array:
     return digits
 
 
-_BOOK = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+BOOK = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
 def _half_e8m0() -> F32:
@@ -312,17 +361,17 @@ def _half_ue4m3() -> F32:
     return value.astype(np.float32)
 
 
-_E8M0, _UE4M3 = _half_e8m0(), _half_ue4m3()
+E8M0, UE4M3 = _half_e8m0(), _half_ue4m3()
 
 
 @decoder("MXFP4", ("e", "u1"), ("qs", "u1", 16))
 def mxfp4(b: Array, out: F32) -> None:
-    _BOOK.take(planes(b["qs"], 4).reshape(out.shape), out=out, mode="clip")
-    out *= _E8M0[b["e"]][:, None]
+    BOOK.take(planes(b["qs"], 4).reshape(out.shape), out=out, mode="clip")
+    out *= E8M0[b["e"]][:, None]
 
 
 @decoder("NVFP4", ("d", "u1", 4), ("qs", "u1", (4, 8)))
 def nvfp4(b: Array, out: F32) -> None:
     groups = out.reshape(-1, 4, 16)
-    _BOOK.take(planes(b["qs"], 4).reshape(groups.shape), out=groups, mode="clip")
-    groups *= _UE4M3[b["d"]][..., None]
+    BOOK.take(planes(b["qs"], 4).reshape(groups.shape), out=groups, mode="clip")
+    groups *= UE4M3[b["d"]][..., None]

@@ -18,7 +18,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.errors import DTypeError, NumericsError, OptionError, ShapeError
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ class QuantScheme:
     def is_float(self) -> bool:
         """Whether it is a plain float format, not quantised."""
         return self.name in ("F32", "F16", "BF16")
+
+    @property
+    def needs_importance(self) -> bool:
+        """Whether so few bits are left that codes nearest to the weights make a model useless."""
+        return self.name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
 
     @property
     def zero_point_dtype(self) -> str | None:
@@ -298,9 +303,20 @@ def decode(
     return blocks.decode_rows(scheme, data, k)
 
 
-def encode(scheme: QuantScheme, weights: npt.ArrayLike, *, threads: int = 1) -> Packed:
-    """Pack weights [..., K]. Q2_K to Q6_K search for the scales with the least squared error;
-    other schemes map the largest weight of a block to the last code, as in ggml."""
+def encode(
+    scheme: QuantScheme,
+    weights: npt.ArrayLike,
+    *,
+    importance: npt.ArrayLike | None = None,
+    threads: int = 1,
+) -> Packed:
+    """Pack weights [..., K]. K, IQ and FP4 types search for the scales with the least squared
+    error; other schemes map the largest weight of a block to the last code, as in ggml.
+
+    `importance` [K], or [..., K] with leading axes of the weights, weighs the squared error of
+    each column: mean squares of the inputs it is multiplied with. All GGUF schemes with a
+    scale of their own choice use it.
+    """
     import numpy as np
 
     from rlx.ir.quant import plain
@@ -318,11 +334,13 @@ def encode(scheme: QuantScheme, weights: npt.ArrayLike, *, threads: int = 1) -> 
     *outer, k = values.shape
     rows = values.reshape(math.prod(outer), k)
     made = _allocate(scheme, len(rows), k)
+    weighed = None if importance is None else _importance(scheme, importance, values.shape)
 
     def pack(task: slice) -> None:
         part = np.ascontiguousarray(rows[task], dtype=np.float32)
         if scheme.ggml_type is not None:
-            made[0][task] = blocks.encode_rows(scheme, part)
+            weigh = None if weighed is None else np.ascontiguousarray(weighed[task])
+            made[0][task] = blocks.encode_rows(scheme, part, weigh)
             return
         parts = (p for p in plain.encode_rows(scheme, part) if p is not None)
         for out, found in zip(made, parts, strict=True):
@@ -336,6 +354,42 @@ def encode(scheme: QuantScheme, weights: npt.ArrayLike, *, threads: int = 1) -> 
         for _ in pool.map(pack, tasks):  # re-raises errors of a task
             pass
     return Packed(*[a.reshape(*outer, a.shape[-1]) for a in made])
+
+
+def _importance(
+    scheme: QuantScheme, given: npt.ArrayLike, shape: tuple[int, ...]
+) -> npt.NDArray[np.float32]:
+    """The importance of each weight, [rows, K]: a mean of 1 over the columns, and never quite 0."""
+    import numpy as np
+
+    found = np.asarray(given, np.float64)
+    outer, k = found.shape[:-1], shape[-1]
+    if (
+        found.ndim == 0
+        or found.shape[-1] != k
+        or outer != shape[: len(outer)]
+        or found.ndim > len(shape)
+    ):
+        raise ShapeError(
+            f"an importance matrix does not fit the {scheme} weights",
+            where="quant",
+            got=list(found.shape),
+            expected=f"[{k}], or leading axes of {list(shape)}",
+            hint="it was made with another model",
+        )
+    if not np.isfinite(found).all() or (found < 0).any():
+        raise NumericsError(
+            "an importance matrix holds mean squares",
+            where="quant",
+            got=f"{int((~np.isfinite(found) | (found < 0)).sum())} values that are none",
+            expected="finite, 0 or more",
+        )
+    mean = found.mean(axis=-1, keepdims=True)
+    scaled = np.where(mean > 0, found / np.where(mean > 0, mean, 1), 1).astype(np.float32)
+    scaled = np.maximum(scaled, np.float32(1e-5))
+    middle = scaled.reshape(*outer, *(1,) * (len(shape) - found.ndim), k)
+    spread = np.broadcast_to(middle, shape)
+    return spread.reshape(-1, k)
 
 
 def _allocate(scheme: QuantScheme, n: int, k: int) -> list[npt.NDArray[Any]]:
