@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PEERED = ("encoder", "llm", "quantize", "regions")  # take --peer-python
+PEERED = ("encoder", "llm", "quantize", "regions", "start")  # take --peer-python
 
 
 def run_all(names: list[str], rest: list[str], out: Path) -> int:

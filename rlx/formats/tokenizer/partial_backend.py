@@ -18,6 +18,7 @@ Found = Mapping[bytes, tuple[int, list[int]]]
 
 _LONG = 16_384  # characters of a text that is worth the whole vocabulary
 _SHORT_WORD = 64  # characters of words that are remembered
+_MOST_WORDS = 1 << 16
 
 
 class _WordReader:
@@ -148,6 +149,8 @@ class PartialBackend:
             self.whole()
             return
         found = self._index.found_in(text)
+        if len(self._words) > _MOST_WORDS:
+            self._words.clear()
         self._words.update(w for w in words if len(w) <= _SHORT_WORD)
         if found.keys() <= self._found.keys():
             return
