@@ -62,7 +62,8 @@ def fetched_models() -> list[str]:
 
 
 app = typer.Typer(
-    no_args_is_help=True, help="Manage the kernels, artifacts, tokenizers and models cached on disk."
+    no_args_is_help=True,
+    help="Manage what is cached on disk: kernels, artifacts, tokenizers and models.",
 )
 
 

@@ -46,7 +46,7 @@ def _make(texts: StringArray, merges: StringArray | None) -> Arrays | None:
     tokens = index_tokens(texts)
     if tokens is None:
         return None
-    found = {"tokens": tokens.hashes, "places": tokens.numbers}
+    found: Arrays = {"tokens": tokens.hashes, "places": tokens.numbers}
     if merges is None:
         return found
     made = index_merges(merges)
