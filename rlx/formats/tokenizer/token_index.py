@@ -124,8 +124,8 @@ class TokenIndex(Mapping[str, int]):
     def __init__(self, texts: StringArray, index: SortedHashes, ids: Numbers | None = None) -> None:
         """`ids` are those of the texts, where they do not just count."""
         self.texts, self._index, self._ids = texts, index, ids
-        lengths = np.unique(texts.ends - texts.starts)
-        self._lengths: list[int] = lengths[lengths > 0].tolist()
+        counts = np.bincount(texts.ends - texts.starts)  # none is longer than LONGEST
+        self._lengths: list[int] = [n for n in np.flatnonzero(counts).tolist() if n]
 
     @cached_property
     def _sieve(self) -> npt.NDArray[np.bool_]:
