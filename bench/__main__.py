@@ -10,7 +10,10 @@ from pathlib import Path
 import bench
 
 _ALIASES = {"qmatmul": "qgemm"}
-_HELPERS = {"__main__", "common", "peers", "qwen3", "random_model", "results"}
+_HELPERS = {
+    "__main__", "common", "peers", "qwen3", "random_model", "results", "start_models",
+    "vocabularies",
+}  # fmt: skip
 
 
 def names() -> list[str]:

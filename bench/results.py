@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PEERED = ("encoder", "llm", "quantize", "regions")  # take --peer-python
+PEERED = ("encoder", "llm", "quantize", "regions", "start")  # take --peer-python
 TYPED = ("llm", "qgemm")  # take --type and --avx2
 
 

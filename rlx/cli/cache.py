@@ -1,6 +1,7 @@
-"""`rlx cache`: the kernel, artifact and model caches on disk.
+"""`rlx cache`: the kernel, artifact, tokenizer and model caches on disk.
 
-What RLX caches on disk: compiled kernels, artifacts of whole variants, fetched models.
+What RLX caches on disk: compiled kernels, artifacts of whole variants, indexes of vocabularies,
+fetched models.
 """
 
 from __future__ import annotations
@@ -19,26 +20,30 @@ if TYPE_CHECKING:
     from rlx.backends.inspection import CachedFile, Inspection
 
 
-KINDS = ("kernels", "artifacts")
+KINDS = ("kernels", "artifacts", "tokenizers")
 
 
 def cached_files() -> list[CachedFile]:
-    """All kernels and artifacts, the latest first."""
+    """All kernels, artifacts and indexes, the latest first."""
     from rlx.backends.inspection import CachedFile
+    from rlx.formats.tokenizer.index_cache import cached_indexes
     from rlx.runtime.aot import AotCache
 
     found = _inspection().cached_kernels()
     artifacts = AotCache.default()
     for entry in [] if artifacts is None else artifacts.entries():
         found.append(CachedFile("artifacts", entry.path, entry.num_bytes, entry.used))
+    for index in cached_indexes():
+        found.append(CachedFile("tokenizers", index.path, index.num_bytes, index.used))
     return sorted(found, key=lambda file: (-file.written, file.path))
 
 
 def damaged_files() -> dict[Path, str]:
     """The files that cannot be used, and why."""
+    from rlx.formats.tokenizer.index_cache import damaged_indexes
     from rlx.runtime.aot import AotCache
 
-    found, artifacts = _inspection().damaged_kernels(), AotCache.default()
+    found, artifacts = _inspection().damaged_kernels() | damaged_indexes(), AotCache.default()
     return found if artifacts is None else found | artifacts.verify()
 
 
@@ -57,13 +62,14 @@ def fetched_models() -> list[str]:
 
 
 app = typer.Typer(
-    no_args_is_help=True, help="Manage the kernels, artifacts and models cached on disk."
+    no_args_is_help=True,
+    help="Manage what is cached on disk: kernels, artifacts, tokenizers and models.",
 )
 
 
 @app.command("list")
 def list_files(json: Json = False) -> None:
-    """List the compiled kernels and artifacts, the latest first."""
+    """List the compiled kernels, artifacts and indexes of vocabularies, the latest first."""
     found = cached_files()
     if json:
         console.write_json(
@@ -113,14 +119,14 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete the compiled kernels and artifacts; they are made again when they are needed."""
+    """Delete kernels, artifacts and indexes; they are made again when they are needed."""
     from rlx.formats.fetch import models_dir, remove
 
     found, fetched = cached_files(), fetched_models() if models else []
     freed = sum(k.num_bytes for k in found)
     freed += sum(bytes_in(models_dir() / name) for name in fetched)
     if (found or fetched) and not yes:
-        what = ", ".join([f"{len(found)} kernels and artifacts", *fetched])
+        what = ", ".join([f"{len(found)} kernels, artifacts and indexes", *fetched])
         typer.confirm(f"Delete {what} ({console.size(freed)})?", abort=True, err=True)
     for file in found:
         file.path.unlink(missing_ok=True)
@@ -137,7 +143,7 @@ def verify(
     fix: Annotated[bool, typer.Option("--fix", help="Delete files that cannot be used.")] = False,
     json: Json = False,
 ) -> None:
-    """Read every kernel and artifact; exit code 1 when one is damaged or out of date."""
+    """Read every kernel, artifact and index; exit code 1 when one is damaged or out of date."""
     with console.working("checking"):
         total, found = len(cached_files()), damaged_files()
     for path in found if fix else ():

@@ -37,6 +37,7 @@ from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
+LONG = 512  # tokens of a sequence for which huge pages of KV cache pay
 _PATIENCE = 0.1  # seconds that a paused generation may hold the lock while others wait
 
 
@@ -139,6 +140,7 @@ class DecoderRunner(ModelRunner):
         self._states: dict[str, Buffer] = {}
         self._switch = model.config.rope.switches_at(self.context)  # of longrope; 0: none
         self._is_long = False
+        self._has_long = False  # whether a sequence was long
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
         self._by_entry_point: dict[str, DecoderExecutables] = {}
         self._verifiers: dict[str, CompiledGraph] = {}
@@ -218,7 +220,18 @@ class DecoderRunner(ModelRunner):
             _bind_adapter(graph, self.adapter)
             self._adapted[self.adapter.shape.name].append(graph)
         own = () if self.adapter is None else self.adapter.states
+        known = set(self._states)
         share_states(graph, self._states, besides=own)
+        # the first tokens of every head lie in pages of their own: huge ones would be all of it
+        for name in self._states.keys() - known:
+            self._states[name].use_huge_pages(self._has_long)
+
+    def _expect(self, length: int) -> None:
+        """Ask for huge pages of KV cache once a sequence is long."""
+        if length >= LONG and not self._has_long:
+            self._has_long = True
+            for state in self._states.values():
+                state.use_huge_pages(True)
 
     # -- running ------------------------------------------------------------------------------
 
@@ -269,6 +282,7 @@ class DecoderRunner(ModelRunner):
     ) -> tuple[int, Any]:
         """Run `tokens` after the KV cache. Returns the token drawn next and the new RNG state."""
         tokens = self._lengthened(tokens)
+        self._expect(len(self.tokens) + len(tokens))
         if len(tokens) == 1 and penalties is None:
             drawn, after = self.decode_n(tokens[0], rng, settings, 1, ())
             return drawn[0], after
@@ -333,6 +347,7 @@ class DecoderRunner(ModelRunner):
     def rows(self, tokens: Sequence[int], entry_point: EntryPoint = LOGITS) -> Any:
         """Logits or hidden states of every token, [n, …]; they replace the KV cache."""
         self.check(tokens)
+        self._expect(len(tokens))
         graphs = self.executables(entry_point)
         self.tokens = []
         self._lengthened(tokens)

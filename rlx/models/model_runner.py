@@ -6,9 +6,12 @@ The packed-weight cache: weights packed by one process are mapped from disk by t
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -46,12 +49,16 @@ class PackedWeightCache:
             params.adopt(found)
             self._kept = frozenset(found)
 
+    def is_stored(self, params: ParamStore) -> bool:
+        """Whether there is nothing to store."""
+        return self._disk is None or params.prepared_names <= self._kept
+
     def store(self, params: ParamStore) -> None:
         """Store packed weights unless they are there, and map them from disk: such memory can be
         reclaimed by the system, and is shared between processes."""
-        names = params.prepared_names
-        if self._disk is None or names <= self._kept:
+        if self._disk is None or self.is_stored(params):
             return
+        names = params.prepared_names
         self._kept, prepared = names, params.prepared
         if not self._has_room(self._disk, sum(a.nbytes for a in prepared.values())):
             return
@@ -74,20 +81,27 @@ class PackedWeightCache:
 
 
 _SMALL = 1 << 16  # bytes
+_LARGE = 1 << 25  # bytes of packed weights that take a while to store
 _MOST_VARIANTS = 32  # of an entry point; more than a runner asks for
 
 
 class _Task(threading.Thread):
-    """Work in a thread; `wait` raises what it raised."""
+    """Work in a thread, when the work before it is done; `wait` raises what it raised."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], before: _Task | None, nice: int = 0) -> None:
         super().__init__(name="rlx-pack")
-        self._work = work
+        self._work, self._before, self._nice = work, before, nice
         self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
+            if self._before is not None:
+                self._before.wait()
+                self._before = None
+            if self._nice and sys.platform == "linux":  # there a thread has a priority of its own
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, self.native_id or 0, self._nice)
             self._work()
         except BaseException as error:
             self._error = error
@@ -119,6 +133,7 @@ class ModelRunner:
         self._bundled = None if bundle is None else bundle.load(options, self.params)
         self._pipelines: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}
         self._packing_task: _Task | None = None
+        self._storing_task: _Task | None = None
 
     @cached_property
     def _packed_weights(self) -> PackedWeightCache:
@@ -139,7 +154,7 @@ class ModelRunner:
         for graph in made.values():
             graph.prepare()
         if self._packs:
-            self._packed_weights.store(self.params)
+            self._store_packed()
         self.model.file.release()
         if backend.compile_count > compiled:
             backend.trim_memory()
@@ -156,27 +171,33 @@ class ModelRunner:
         if self._bundled is not None and stored in self._bundled:
             return self._bundled[stored]
         component = ModelComponent(spec.variants[name], compilation_mode=CompilationMode.AOT)
-        pack = partial(self._pack, is_last=name == [*spec.variants][-1]) if self._packs else None
+        pack = self._pack if self._packs else None
         return pipeline.get_or_specialize_aot(
             component, lambda: module, self.options, on_plan=pack
         )[0]
 
-    def _pack(self, planned: Specialized, is_last: bool) -> None:
-        """Pack weights in a thread while LLVM makes the code; store them after the last variant."""
+    def _pack(self, planned: Specialized) -> None:
+        """Pack weights in a thread while LLVM makes the code."""
         names, plan = planned.kernel_params, planned.template
-
-        def work() -> None:
-            self.params.ensure(names, plan.prepare, plan.backend)
-            if is_last:
-                self._packed_weights.store(self.params)
-
-        self._await_packing()
-        self._packing_task = _Task(work)
+        self._packing_task = _Task(
+            lambda: self.params.ensure(names, plan.prepare, plan.backend), self._packing_task
+        )
 
     def _await_packing(self) -> None:
         task, self._packing_task = self._packing_task, None
         if task is not None:
             task.wait()
+
+    def _store_packed(self) -> None:
+        """Store packed weights: large ones in a thread, so that the first token does not wait. The
+        process does not end before that is done."""
+        if self._packed_weights.is_stored(self.params):
+            return
+        work = partial(self._packed_weights.store, self.params)
+        if sum(a.nbytes for a in self.params.prepared.values()) < _LARGE:
+            work()
+        else:
+            self._storing_task = _Task(work, self._storing_task, nice=10)
 
     def _pipeline(
         self, entry_point: str, spec: EntryPointSpec
@@ -197,6 +218,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free executables and parameters, and close the file."""
+        if self._storing_task is not None:
+            self._storing_task.join()
         self._pipelines.clear()
         self._bundled = None
         self.params = ParamStore()

@@ -27,7 +27,7 @@ from rlx.formats.hf import HfFolder
 from rlx.formats.imatrix import ImportanceMatrix
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tensor_file import scheme_of
-from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_metadata
+from rlx.formats.tokenizer.to_gguf_vocabulary import tokenizer_metadata
 from rlx.formats.wheel import Progress, silent
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array

@@ -168,7 +168,7 @@ class AotCache:
     def _write(self, path: Path, parts: Mapping[str, bytes], tensors: Mapping[str, Array]) -> bool:
         try:
             make_trusted_directory(self.root)
-            container.write(path, parts, tensors)
+            container.write(path, parts, tensors, durable=False)
         except OSError as error:
             text = f"[aot] not written: {path}: {error}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)

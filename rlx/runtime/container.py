@@ -52,13 +52,16 @@ def write(
     path: Path,
     parts: Mapping[str, bytes],
     tensors: Mapping[str, Array] | None = None,
+    *,
+    durable: bool = True,
 ) -> None:
     """Write a container atomically; tensors are written one at a time.
 
-    A file with tensors is not synced to disk: after a power cut the checksums show what is lost.
+    A file with tensors, or one of a cache (`durable=False`), is not synced to disk: after a power
+    cut the digest and the checksums show what is lost.
     """
     header = _Header(parts, tensors or {})
-    with private_file(path, durable=not header.arrays) as file:
+    with private_file(path, durable=durable and not header.arrays) as file:
         writer = _HugePageWriter(file)
         writer.write(np.zeros(header.size, np.uint8))
         checksums = np.zeros(header.blocks, np.uint64)

@@ -133,7 +133,7 @@ def test_cache_clears(rlx: Any, kernels: list[Path], own_cache: Path) -> None:
     model.mkdir(parents=True)
     (model / "weights").write_bytes(b"12345")
     refused = rlx("cache", "clear", input="n\n")
-    assert "Delete 3 kernels and artifacts (312 B)?" in refused.stderr
+    assert "Delete 3 kernels, artifacts and indexes (312 B)?" in refused.stderr
     assert refused.exit_code == 1 and all(p.exists() for p in kernels)
     unasked = rlx("cache", "clear")  # nobody there to answer
     assert unasked.exit_code == 1 and all(p.exists() for p in kernels)

@@ -7,8 +7,9 @@ with GgufFile("model.gguf") as file:
 
 from __future__ import annotations
 
-from rlx.formats.gguf.header import StringArray, ValueType
+from rlx.formats.gguf.header import ValueType
 from rlx.formats.gguf.reader import GgufFile
+from rlx.formats.gguf.string_array import StringArray
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 
 __all__ = ["GgufFile", "PackedTensor", "StringArray", "ValueType", "write_gguf"]

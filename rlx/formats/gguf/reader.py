@@ -13,7 +13,8 @@ import re
 from typing import Any, TypeVar
 
 from rlx.errors import FormatError, close_names
-from rlx.formats.gguf.header import Header, StringArray, ValueType, read_header
+from rlx.formats.gguf.header import Header, ValueType, read_header
+from rlx.formats.gguf.string_array import StringArray
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.tensor_file import MappedFile, TensorFile, TensorInfo
 

@@ -18,9 +18,9 @@ from rlx.formats.gguf.header import (
     NUMPY_TYPES,
     PLAIN_TYPES,
     STRUCTS,
-    StringArray,
     ValueType,
 )
+from rlx.formats.gguf.string_array import StringArray
 from rlx.formats.tensor_file import scheme_of
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import QuantScheme

@@ -1,12 +1,9 @@
-"""A tokenizer in GGUF metadata: byte-level BPE, SentencePiece BPE, unigram, WordPiece read; BPE
-written."""
+"""A tokenizer in GGUF metadata: byte-level BPE, SentencePiece BPE, unigram, WordPiece."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,23 +11,19 @@ import numpy.typing as npt
 
 from rlx.errors import FormatError, RlxError, UnsupportedError
 from rlx.formats.gguf import GgufFile, StringArray
-from rlx.formats.hf import HfFolder
-from rlx.formats.json_file import read_object
 from rlx.formats.tokenizer import Tokenizer, Vocabulary
-from rlx.formats.tokenizer.pretokenizers import (
-    GPT2_WORDS,
-    Split,
-    find_split,
-    gguf_name,
-    make_pre_tokenizer,
-)
+from rlx.formats.tokenizer.partial_backend import Found, PartialBackend
+from rlx.formats.tokenizer.pretokenizers import find_split, make_pre_tokenizer
 from rlx.formats.tokenizer.tokenizer import SPACE, TokenDecoder, end_tokens
+from rlx.formats.tokenizer.vocabulary_index import VocabularyIndex
 from rlx.support.gc_pause import without_gc
 from rlx.support.optional import library
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # types of tokens
 KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
+_BPE = ("gpt2", "llama", "gemma4")
+SMALL = 8192  # tokens that are built at once: an index gains nothing
 
 
 class GgufVocabulary:
@@ -39,17 +32,37 @@ class GgufVocabulary:
     def __init__(self, file: GgufFile, tokenizers: Any) -> None:
         self.file, self.lib = file, tokenizers
         self.texts = file.need(KEY + "tokens", StringArray)
-        self.tokens = list(self.texts)
-        if not self.tokens:
+        if not self.texts:
             raise FormatError("an empty vocabulary", where=file.name)
-        backwards = range(len(self.tokens) - 1, -1, -1)  # of equal tokens the first one counts
-        self.vocab = {self.tokens[i]: i for i in backwards}
+        self.size = len(self.texts)
         self.types = self._types()
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        return list(self.texts)
+
+    @cached_property
+    def vocab(self) -> Mapping[str, int]:
+        """Ids by text; of equal tokens the first one counts."""
+        return self.whole_vocab if self.index is None else self.index.tokens
+
+    @cached_property
+    def whole_vocab(self) -> dict[str, int]:
+        return {self.tokens[i]: i for i in range(self.size - 1, -1, -1)}
+
+    @cached_property
+    def index(self) -> VocabularyIndex | None:
+        """The index of a vocabulary that takes long to build; None for others."""
+        model = self.file.metadata.get(KEY + "model")
+        if self.size < SMALL or model not in _BPE:
+            return None
+        merges = None if model == "llama" else self.file.need(KEY + "merges", StringArray)
+        return VocabularyIndex.open(self.texts, merges)
 
     def _types(self) -> npt.NDArray[Any]:
         types = self.per_token("token_type")
         if types is None:
-            return np.full(len(self.tokens), NORMAL)
+            return np.full(self.size, NORMAL)
         types = types.copy()
         types[list(end_tokens(self.vocab, set(np.flatnonzero(types == CONTROL).tolist())))] = (
             CONTROL  # some are not marked
@@ -61,14 +74,14 @@ class GgufVocabulary:
         if KEY + key not in self.file.metadata:
             return None
         values = self.file.need(KEY + key, np.ndarray)
-        if len(values) < len(self.tokens) or values.dtype.kind not in "iuf":
+        if len(values) < self.size or values.dtype.kind not in "iuf":
             raise FormatError(
                 f"{KEY}{key} does not fit the vocabulary",
                 where=self.file.name,
                 got=f"{len(values)} of {values.dtype}",
-                expected=f"{len(self.tokens)} numbers",
+                expected=f"{self.size} numbers",
             )
-        return values[: len(self.tokens)]
+        return values[: self.size]
 
     def scores(self) -> npt.NDArray[Any]:
         values = self.per_token("scores")
@@ -84,7 +97,7 @@ class GgufVocabulary:
     def token(self, key: str, default: int | None = None) -> int | None:
         """The id that the file has under a key, where it is one."""
         found = self.file.metadata.get(f"{KEY}{key}_token_id", default)
-        return found if type(found) is int and 0 <= found < len(self.tokens) else None
+        return found if type(found) is int and 0 <= found < self.size else None
 
     def ids(self, *kinds: int) -> list[int]:
         """The tokens of these types."""
@@ -102,17 +115,16 @@ class GgufVocabulary:
         add_eos: bool,
         unknown: int | None = None,
     ) -> Tokenizer:
-        """The tokenizer with its special tokens, BOS, EOS and chat templates."""
-        self._add_special(backend)
+        """The tokenizer with BOS, EOS and chat templates."""
         ends = end_tokens(self.vocab, set(self.ids(CONTROL)))
         ends |= {i for i in (eos, self.token("eot"), self.token("eom")) if i is not None}
         special = frozenset(self.ids(CONTROL, UNKNOWN))
         vocabulary = Vocabulary(
-            size=len(self.tokens),
+            size=self.size,
             text=self.texts.__getitem__,
             decoder=decoder,
             special=special,
-            added={i: self.tokens[i] for i in [*special, *self.ids(USER)]},
+            added={i: self.texts[i] for i in [*special, *self.ids(USER)]},
             prefix=(bos,) if add_bos and bos is not None else (),
             suffix=(eos,) if add_eos and eos is not None else (),
             bos=bos,
@@ -124,7 +136,8 @@ class GgufVocabulary:
         )
         return Tokenizer(backend, vocabulary, self.file.name)
 
-    def _add_special(self, backend: Any) -> None:
+    def add_special(self, backend: Any) -> Any:
+        """The backend with the special tokens."""
         # which tokens take the white space after or before them; files do not say so: it follows
         # from the model's name, as in llama.cpp
         name = self.file.get("general.name", str, "").lower()
@@ -135,12 +148,13 @@ class GgufVocabulary:
         plain = ("<unk>", "<s>", "<|endoftext|>")
 
         def added(*kinds: int) -> list[Any]:
-            texts = [t for t in map(self.tokens.__getitem__, self.ids(*kinds)) if t]
+            texts = [t for t in map(self.texts.__getitem__, self.ids(*kinds)) if t]
             make = partial(self.lib.AddedToken, normalized=False)
             return [make(t, rstrip=phi and t not in plain, lstrip=t == mask) for t in texts]
 
         backend.add_special_tokens(added(CONTROL, UNKNOWN))
         backend.add_tokens(added(USER))
+        return backend
 
     def _templates(self) -> dict[str, str]:
         found = {}
@@ -186,8 +200,8 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
 def _byte_bpe(s: GgufVocabulary) -> Tokenizer:
     """Byte-level BPE, as in GPT-2."""
     split = find_split(s.file.get(KEY + "pre", str, "default"), s.file.name)
-    backend = s.lib.Tokenizer(_bpe(s, _merges(s), ignore_merges=split.ignore_merges))
-    backend.pre_tokenizer = make_pre_tokenizer(split, s.lib)
+    pre_tokenizer = make_pre_tokenizer(split, s.lib)
+    backend = _backend(s, _Listed(s), None, pre_tokenizer, ignore_merges=split.ignore_merges)
     return s.finish(
         backend,
         TokenDecoder("byte_level"),
@@ -201,28 +215,22 @@ def _byte_bpe(s: GgufVocabulary) -> Tokenizer:
 
 def _sentencepiece(s: GgufVocabulary) -> Tokenizer:
     """SentencePiece BPE: the score of the merged token is its merge rank."""
-    return _spaced(s, _merges_by_score(s), space_first=s.flag("add_space_prefix", True))
+    return _spaced(s, _ByScore(s), space_first=s.flag("add_space_prefix", True))
 
 
 def _spaced_bpe(s: GgufVocabulary) -> Tokenizer:
     """The same with the merges listed in the file."""
-    return _spaced(s, _merges(s), space_first=s.flag("add_space_prefix", False))
+    return _spaced(s, _Listed(s), space_first=s.flag("add_space_prefix", False))
 
 
-def _spaced(s: GgufVocabulary, merges: Pairs, *, space_first: bool) -> Tokenizer:
+def _spaced(s: GgufVocabulary, merges: _Merges, *, space_first: bool) -> Tokenizer:
     unknown = s.token("unknown", 0)
-    has_bytes = bool(s.ids(BYTE))
-    backend = s.lib.Tokenizer(
-        _bpe(
-            s,
-            merges,
-            byte_fallback=has_bytes,
-            unk_token=None if unknown is None else s.tokens[unknown],
-        )
-    )
     norm = s.lib.normalizers
     spaces = norm.Replace(" ", SPACE)
-    backend.normalizer = norm.Sequence([norm.Prepend(SPACE), spaces]) if space_first else spaces
+    normalizer = norm.Sequence([norm.Prepend(SPACE), spaces]) if space_first else spaces
+    name = None if unknown is None else s.texts[unknown]
+    has_bytes = bool(s.ids(BYTE))
+    backend = _backend(s, merges, normalizer, None, unk_token=name, byte_fallback=has_bytes)
     return s.finish(
         backend,
         TokenDecoder("metaspace", strip_first=space_first),
@@ -251,7 +259,7 @@ def _unigram(s: GgufVocabulary) -> Tokenizer:
         SPACE, prepend_scheme="always" if space_first else "never", split=False
     )
     return s.finish(
-        backend,
+        s.add_special(backend),
         TokenDecoder("metaspace", strip_first=space_first),
         bos=s.token("bos"),
         eos=s.token("eos", 1),
@@ -284,7 +292,7 @@ def _wordpiece(s: GgufVocabulary) -> Tokenizer:
     # the key is misspelled in the format
     last = s.token("seperator", s.token("eos", s.vocab.get("[SEP]")))
     return s.finish(
-        backend,
+        s.add_special(backend),
         TokenDecoder("metaspace", strip_first=True),
         bos=first,
         eos=last,
@@ -303,138 +311,105 @@ _BUILDERS: dict[str, Callable[[GgufVocabulary], Tokenizer]] = {
 }
 
 
+# -- BPE ------------------------------------------------------------------------------------------
+
+
+class _Listed:
+    """Merges that the file lists, each written as `left right`."""
+
+    def __init__(self, s: GgufVocabulary) -> None:
+        self._s = s
+        self._lines = s.file.need(KEY + "merges", StringArray)
+
+    def all(self) -> Pairs:
+        pairs: Any = [line.partition(" ")[::2] for line in self._lines]
+        if not all(map(all, pairs)):
+            i = next(i for i, pair in enumerate(pairs) if not all(pair))
+            raise FormatError(
+                "a merge that is not two tokens",
+                where=self._s.file.name,
+                got=f"{KEY}merges[{i}] = {self._lines[i]!r}"[:80],
+            )
+        return pairs  # type: ignore[no-any-return]
+
+    def among(self, index: VocabularyIndex, found: Found) -> Pairs:
+        """Those of which both parts and the result were found."""
+        if index.merges is None:
+            return []
+        return [(a.decode(), b.decode()) for a, b in index.merges.usable(found)]
+
+
+class _ByScore:
+    """All ways to make a token of two others, tokens with the best score first."""
+
+    def __init__(self, s: GgufVocabulary) -> None:
+        self._s, self._scores = s, s.scores().astype(np.float64)
+
+    def all(self) -> Pairs:
+        return self._of(np.arange(self._s.size))
+
+    def among(self, index: VocabularyIndex, found: Found) -> Pairs:
+        """The ways to make one of these tokens of two others."""
+        return self._of(np.array(sorted(i for _, ids in found.values() for i in ids), np.int64))
+
+    def _of(self, ids: npt.NDArray[np.int64]) -> Pairs:
+        """`ids` are in order."""
+        ids = ids[~np.isin(self._s.types[ids], (CONTROL, UNKNOWN, BYTE))]
+        ids = ids[np.argsort(-self._scores[ids], kind="stable")]
+        tokens: Any = self._s.texts if len(ids) < self._s.size // 4 else self._s.tokens
+        texts = [tokens[i] for i in ids.tolist()]
+        parts = set(texts)
+        pairs: Pairs = []
+        for text in texts:
+            if len(text) > _LONGEST:
+                continue
+            for i in range(1, len(text)):
+                left = text[:i]
+                if left in parts and (right := text[i:]) in parts:
+                    pairs.append((left, right))
+        return pairs
+
+
+_Merges = _Listed | _ByScore
+
+
+def _backend(
+    s: GgufVocabulary, merges: _Merges, normalizer: Any, pre_tokenizer: Any, **options: Any
+) -> Any:
+    """A backend of BPE with its special tokens; a partial one where the vocabulary is large."""
+
+    def make(model: Any) -> Any:
+        backend = s.lib.Tokenizer(model)
+        backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
+        return s.add_special(backend)
+
+    def whole() -> Any:
+        with without_gc():
+            return make(_bpe(s, merges.all(), **options))
+
+    index = s.index
+    if index is None:
+        return whole()
+    added = {s.texts[i]: index.tokens.first(i) for i in s.ids(CONTROL, UNKNOWN, USER)}
+    always = [t for t in (options.get("unk_token"),) if t]  # what no text has, but a model needs
+    always += [f"<0x{i:02X}>" for i in range(256)] if options.get("byte_fallback") else []
+    base = {t: index.tokens[t] for t in always if t in index.tokens}
+
+    def model(found: Found) -> Any:
+        vocab = base | {text.decode(): ids[0] for text, (_, ids) in found.items()}
+        return s.lib.models.BPE(vocab, merges.among(index, found), **options)
+
+    first = make(s.lib.models.BPE(base | added, [], **options))
+    return PartialBackend(s.lib, first, index.tokens, model, whole)
+
+
 def _bpe(s: GgufVocabulary, merges: Pairs, **options: Any) -> Any:
+    known = s.whole_vocab
     try:
-        return s.lib.models.BPE(s.vocab, merges, **options)
+        return s.lib.models.BPE(known, merges, **options)
     except Exception:
         # merges of tokens that the vocabulary does not have can never end in a token
-        known = s.vocab
         usable = [p for p in merges if p[0] in known and p[1] in known and p[0] + p[1] in known]
         if len(usable) == len(merges):
             raise
-        return s.lib.models.BPE(s.vocab, usable, **options)
-
-
-def _merges(s: GgufVocabulary) -> Pairs:
-    """The file's merges, each written as `left right`."""
-    lines = s.file.need(KEY + "merges", StringArray)
-    pairs: Any = [line.partition(" ")[::2] for line in lines]
-    if not all(map(all, pairs)):
-        i = next(i for i, pair in enumerate(pairs) if not all(pair))
-        raise FormatError(
-            "a merge that is not two tokens",
-            where=s.file.name,
-            got=f"{KEY}merges[{i}] = {lines[i]!r}"[:80],
-        )
-    return pairs  # type: ignore[no-any-return]
-
-
-def _merges_by_score(s: GgufVocabulary) -> Pairs:
-    """All ways to make a token of two others, tokens with the best score first."""
-    order = np.argsort(-s.scores().astype(np.float64), kind="stable")
-    usable = ~np.isin(s.types, (CONTROL, UNKNOWN, BYTE))
-    texts = [s.tokens[i] for i in order[usable[order]].tolist()]
-    parts = set(texts)
-    pairs: Pairs = []
-    for text in texts:
-        if len(text) > _LONGEST:
-            continue
-        for i in range(1, len(text)):
-            left = text[:i]
-            if left in parts and (right := text[i:]) in parts:
-                pairs.append((left, right))
-    return pairs
-
-
-_UNUSED = 5  # type of tokens that fill the table up
-_LARGEST = 1 << 28  # bytes of tokenizer.json
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-
-
-def tokenizer_metadata(folder: HfFolder, rows: int) -> dict[str, Any]:
-    """What GGUF says of the folder's vocabulary, filled up to `rows` tokens."""
-    path = folder.path / "tokenizer.json"
-    vocabulary = folder.tokenizer().vocabulary
-    stored = read_object(path, _LARGEST)
-    model = stored["model"]
-    kind = vocabulary.decoder.kind
-    if model.get("type") != "BPE" or kind not in ("byte_level", "metaspace"):
-        got = f"{model.get('type')} with decoder {kind}"
-        raise _unsupported(path, "a vocabulary", got, "byte-level or metaspace BPE")
-    merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
-    tokens = _tokens(stored, rows)
-    found: dict[str, Any] = {
-        "tokens": tokens,
-        "token_type": _types(stored, tokens, metaspace=kind == "metaspace"),
-        "add_bos_token": vocabulary.bos is not None and vocabulary.bos in vocabulary.prefix,
-        "add_eos_token": vocabulary.eos is not None and vocabulary.eos in vocabulary.suffix,
-    }
-    if kind == "byte_level":
-        pre = gguf_name(_split(stored, model, path), str(path))
-        found |= {"model": "gpt2", "pre": pre, "merges": [" ".join(m) for m in merges]}
-    else:
-        found |= {"model": "llama", "scores": _scores(tokens, merges)}
-        found["add_space_prefix"] = vocabulary.decoder.strip_first
-    ids = {"bos": vocabulary.bos, "eos": vocabulary.eos, "padding": vocabulary.pad}
-    ids["unknown"] = vocabulary.unknown
-    found |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
-    metadata = {KEY + name: value for name, value in found.items()}
-    for name, text in vocabulary.templates.items():
-        suffix = "" if name == "default" else f".{name}"
-        metadata[f"tokenizer.chat_template{suffix}"] = text
-    return metadata
-
-
-def _tokens(stored: dict[str, Any], rows: int) -> list[str]:
-    by_id = {i: text for text, i in stored["model"]["vocab"].items()}
-    by_id |= {t["id"]: t["content"] for t in stored.get("added_tokens", [])}
-    count = max(rows, max(by_id, default=-1) + 1)
-    return [by_id.get(i, f"[PAD{i}]") for i in range(count)]
-
-
-def _types(stored: dict[str, Any], tokens: list[str], *, metaspace: bool) -> Any:
-    types = np.full(len(tokens), NORMAL, np.int32)
-    known = set(stored["model"]["vocab"].values())
-    for i, text in enumerate(tokens):
-        if i not in known:
-            types[i] = _UNUSED
-        elif metaspace and _BYTE_TOKEN.fullmatch(text):
-            types[i] = BYTE
-    for token in stored.get("added_tokens", []):
-        types[token["id"]] = CONTROL if token.get("special") else USER
-    unknown = stored["model"].get("unk_token")
-    if unknown in stored["model"]["vocab"]:
-        types[stored["model"]["vocab"][unknown]] = UNKNOWN
-    return types
-
-
-def _scores(tokens: list[str], merges: list[tuple[str, ...]]) -> Any:
-    """The earlier a merge, the better the token it makes; what no merge makes comes last."""
-    rank: dict[str, int] = {}
-    for i, pair in enumerate(merges):
-        rank.setdefault("".join(pair), i)
-    return np.array([-float(rank.get(t, len(merges))) for t in tokens], np.float32)
-
-
-def _split(stored: dict[str, Any], model: dict[str, Any], path: Path) -> Split:
-    """The pre-tokenizer of the folder's tokenizer."""
-    pre = stored.get("pre_tokenizer") or {}
-    patterns: list[str] = []
-    for part in pre.get("pretokenizers", [pre]):
-        kind, pattern = part.get("type"), part.get("pattern", {})
-        if kind == "Split" and "Regex" in pattern and part.get("behavior") == "Isolated":
-            patterns.append(pattern["Regex"])
-        elif kind == "Digits" and part.get("individual_digits"):
-            patterns.append(r"\p{N}")
-        elif kind == "ByteLevel" and not part.get("add_prefix_space"):
-            patterns += [GPT2_WORDS] if part.get("use_regex", True) else []
-        else:
-            raise _unsupported(path, "a pre-tokenizer", part, "Split, Digits and ByteLevel")
-    return Split(tuple(patterns), bool(model.get("ignore_merges")))
-
-
-def _unsupported(path: Path, what: str, got: object, expected: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{what} that cannot be written as GGUF", where=str(path), got=str(got)[:80],
-        expected=expected,
-    )  # fmt: skip
+        return s.lib.models.BPE(known, usable, **options)
