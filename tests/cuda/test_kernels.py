@@ -25,6 +25,7 @@ from rlx.backends.cuda.kernels.attention import lower_attention
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
+from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
@@ -447,6 +448,61 @@ def test_attention_of_other_sizes(
     np.testing.assert_allclose(made.run(q=q, k=k, v=v)[0], expected(q, k, v), rtol=0, atol=off)
 
 
+def attend_halves(rows: int, keys: int, heads: int, kv: int, dim: int, **options: Any) -> Any:
+    """Queries in 16 bits: keys as [1, keys, kv, dim] or, with `bhsd`, [1, kv, keys, dim]."""
+    bhsd = options.get("kv_layout") == "bhsd"
+
+    def build(g: Graph) -> Any:
+        dims = [1, kv, keys, dim] if bhsd else [1, keys, kv, dim]
+        q, k, v = (
+            g.input(n, d, "bf16")
+            for n, d in (("q", [1, rows, heads, dim]), ("k", dims), ("v", dims))
+        )
+        sizes = {"num_heads": heads, "num_kv_heads": kv, "head_dim": dim}
+        more = [g.input("sinks", [heads])] if options.get("has_sinks") else []
+        return g.attention(q, k, v, *more, **sizes, **options)
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [(1, 64), (2, 64), (2, 128)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask_kind": "causal"},
+        {"mask_kind": "none", "kv_layout": "bhsd"},
+        {"mask_kind": rlx.MaskKind.SLIDING_WINDOW(70), "has_sinks": True},
+        {"mask_kind": "causal", "softcap": 3.0, "kv_layout": "bhsd"},
+    ],
+    ids=["causal", "all", "window", "softcap"],
+)
+def test_attention_by_groups_of_warps(
+    backend: CudaBackend, tile: tuple[int, int], options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Three tiles of keys, some of which are masked, some not there. bf16 rounds weights and
+    results by 2⁻⁹ each at most: together by less than √2 of that."""
+    rows, keys, dim = 150, 333, 128 if tile == (2, 128) else 64
+    monkeypatch.setattr(
+        lower_attention, "_group_kernel", lambda form, *_: GroupAttention(form, *tile)
+    )
+    build = attend_halves(rows, keys, 4, 2, dim, **options)
+    assert labels(backend, build) == [f"attention({64 * tile[0]}x{tile[1]})"]
+    names = {"q": (rows, 4), "k": (keys, 2), "v": (keys, 2)}
+    given = {n: draw(i, 1, *d, dim).astype(bf16.numpy) for i, (n, d) in enumerate(names.items())}
+    if options.get("kv_layout") == "bhsd":
+        given = {n: a if n == "q" else a.transpose(0, 2, 1, 3).copy() for n, a in given.items()}
+    if options.get("has_sinks"):
+        given["sinks"] = draw(5, 4)
+    want = lookup("attention")(num_heads=4, num_kv_heads=2, head_dim=dim, **options).reference(
+        *(a.astype(np.float64) for a in given.values())
+    )
+    got = compiled(backend, build).run(given)[0].astype(np.float64)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 2**-8.5
+    np.testing.assert_allclose(got, want, rtol=0, atol=2**-7 * np.abs(want).max())
+
+
 def test_long_keys_are_divided_and_combined_by_the_last_block(backend: CudaBackend) -> None:
     build = attend(1, "n", 16, "f16")
     made = compiled(backend, build, binding={"n": rlx.UpTo(400)})
@@ -515,6 +571,16 @@ HOT: list[GpuKernel] = [
     ),
     *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
     FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
+    *(
+        GroupAttention(
+            AttentionForm(q, kv, out, 16, 8, 128, 0, behind, 0.088, 0.0, "", None), groups, keys
+        )
+        for q, kv, out, behind, groups, keys in (
+            (bf16, bf16, bf16, None, 2, 128),
+            (f32, f16, bf16, None, 1, 64),
+            (f32, f16, f32, 1024, 2, 128),
+        )
+    ),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),
 ]
