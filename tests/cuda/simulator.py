@@ -425,9 +425,6 @@ class Simulated(BlockFunction):
         self._require_warps()
         assert ((data_of(number) > 1) & (data_of(number) < 16))[self.active].all()
 
-    def announce(self, number: Value, threads: int) -> None:
-        self.meet(number, threads)
-
     def bring_near(self, address: Value) -> None:
         self.inside(data_of(address)[self.active], 1)
 

@@ -120,12 +120,7 @@ class BlockFunction(KernelFunction):
         raise NotImplementedError
 
     def meet(self, number: Value, threads: int) -> None:
-        """Wait at a barrier of this number (i32, 2 to 15) until so many threads are there, or have
-        announced themselves."""
-        raise NotImplementedError
-
-    def announce(self, number: Value, threads: int) -> None:
-        """Count at such a barrier without waiting."""
+        """Wait at a barrier of this number (i32, 2 to 15) until so many threads are there."""
         raise NotImplementedError
 
     def wait_for_previous(self) -> None:

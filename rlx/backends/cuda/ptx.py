@@ -104,9 +104,6 @@ class GpuFunction(BlockFunction):
     def meet(self, number: Value, threads: int) -> None:
         self._asm(f"bar.sync $0, {threads};", [], [number])
 
-    def announce(self, number: Value, threads: int) -> None:
-        self._asm(f"bar.arrive $0, {threads};", [], [number])
-
     @property
     def overlaps(self) -> bool:
         """Whether kernels may start before the one in front has ended."""

@@ -2,9 +2,9 @@
 multiply.
 
 A group has 64 queries of one head; one thread of another group begins copies. The scores of a tile
-of keys are computed while the values of the tile before are summed. Two groups take turns: one
-multiplies while the other computes weights. Tiles come from the last key to the first, so that
-those with a mask come first. Queries and weights are rounded to the type of the keys.
+of keys are computed while the values of the tile before are summed. Tiles come from the last key to
+the first, so that those with a mask come first. Queries and weights are rounded to the type of the
+keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LINE = 2 * TILE_COLUMNS  # bytes of a row of a tile
 _FIRST = 1024  # where queries begin in shared memory
 _STAGES = 2
 _FULL, _EMPTY = (0, 32), (64, 96)  # mbarriers of keys and of values
-_MEET = 2  # the barrier of the first group; that of its turn is two further
+_MEET = 2  # the barrier of the first group
 _REGISTERS = {1: (216, 40), 2: (240, 24)}  # of those that multiply, and of those that copy
 
 
@@ -40,7 +40,6 @@ class GroupAttention(BlockKernel):
     form: AttentionForm
     groups: int
     keys: int  # of a tile
-    in_turns: bool = True
 
     @property
     def label(self) -> str:
@@ -84,7 +83,6 @@ class _Emitter(AttentionTile):
         self.query = self.group * kernel.query_bytes + _FIRST
         keys = _FIRST + kernel.groups * kernel.query_bytes
         self.places = keys, keys + _STAGES * kernel.tile_bytes  # of keys and of values
-        self.takes_turns = kernel.in_turns and kernel.groups == 2
 
     def emit(self) -> None:
         f, groups = self.f, self.kernel.groups
@@ -152,13 +150,9 @@ class _Emitter(AttentionTile):
         f, form = self.f, self.form
         low, high, count = self._tiles()
         self._load_query()
-        if self.takes_turns:  # the first group begins
-            f.if_(self.group.eq(1), lambda: f.announce(f.i32(_MEET + 2), 2 * GROUP))
         last = low + (count - 1) * self.size
-        self._take_turn()
         f.wait_phase(f.i32(_FULL[0]), f.i32(0))
         scores = f.finish_group(self._begin_scores(f.i32(0)))
-        self._give_turn()
         self._free(0, f.i32(0))
         found = self.finished(_by_fours(scores), last, high)
         weights, softmax, _ = self.weigh(found, self.begin())
@@ -191,11 +185,9 @@ class _Emitter(AttentionTile):
         known, weights, out = self._split(state)
         stage, parity, before = i & _STAGES - 1, i.udiv(_STAGES) & 1, i - 1 & _STAGES - 1
         key = low + (count - 1 - i) * self.size
-        self._take_turn()
         f.wait_phase(stage * 8 + _FULL[0], parity)
         scores = self._begin_scores(stage)
         out = self._begin_values(weights, before, out)
-        self._give_turn()
         scores = f.finish_group(scores, 1)
         self._free(0, stage)
         found = self.finished(_by_fours(scores), key, high, hides)
@@ -242,14 +234,6 @@ class _Emitter(AttentionTile):
         """This group has read a stage."""
         f = self.f
         f.if_(self.is_first, lambda: f.arrive(stage * 8 + _EMPTY[kind]))
-
-    def _take_turn(self) -> None:
-        if self.takes_turns:
-            self.f.meet(self.group + (_MEET + 2), 2 * GROUP)
-
-    def _give_turn(self) -> None:
-        if self.takes_turns:
-            self.f.announce((_MEET + 3) - self.group, 2 * GROUP)
 
     # -- memory -----------------------------------------------------------------------------------
 

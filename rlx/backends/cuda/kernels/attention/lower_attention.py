@@ -68,7 +68,7 @@ def _reads(node: Node, layouts: Layouts) -> bool:
     return attend_of(node, layouts) is not None
 
 
-@lowers("attention", when=suits, scratch=_scratch, strided=_reads)
+@lowers("attention", "rounded_attention", when=suits, scratch=_scratch, strided=_reads)
 def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     attend = attend_of(node, ctx)
     assert attend is not None  # operands that lie otherwise were copied
