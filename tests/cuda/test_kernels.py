@@ -529,7 +529,7 @@ def attend_halves(rows: int, keys: int, heads: int, kv: int, dim: int, **options
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", [(1, 64), (2, 64), (2, 128)])
+@pytest.mark.parametrize("tile", [(1, 64), (2, 64), (2, 128), (2, 64, True)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -541,7 +541,7 @@ def attend_halves(rows: int, keys: int, heads: int, kv: int, dim: int, **options
     ids=["causal", "all", "window", "softcap"],
 )
 def test_attention_by_groups_of_warps(
-    backend: CudaBackend, tile: tuple[int, int], options: dict[str, Any],
+    backend: CudaBackend, tile: tuple[Any, ...], options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Three tiles of keys, some of which are masked, some not there. bf16 rounds weights and
@@ -551,7 +551,8 @@ def test_attention_by_groups_of_warps(
         lower_attention, "_group_kernel", lambda form, *_: GroupAttention(form, *tile)
     )
     build = attend_halves(rows, keys, 4, 2, dim, **options)
-    assert labels(backend, build) == [f"attention({64 * tile[0]}x{tile[1]})"]
+    [name] = labels(backend, build)
+    assert name == GroupAttention(name, *tile).label  # type: ignore[arg-type]
     names = {"q": (rows, 4), "k": (keys, 2), "v": (keys, 2)}
     given = {n: draw(i, 1, *d, dim).astype(bf16.numpy) for i, (n, d) in enumerate(names.items())}
     if options.get("kv_layout") == "bhsd":
@@ -643,6 +644,9 @@ HOT: list[GpuKernel] = [
             (f32, f16, bf16, None, 1, 64),
             (f32, f16, f32, 1024, 2, 128),
         )
+    ),
+    GroupAttention(
+        AttentionForm(f32, f16, bf16, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2, 64, True
     ),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),

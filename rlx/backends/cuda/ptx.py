@@ -9,6 +9,7 @@ from rlx.llvm.builder import Type, Value, bf16, f16, f32, i32, i64, ptr, void
 from rlx.llvm.nest import elements
 
 _SHARED = "@shared_memory"
+_LOG2_E = 1.4426950408889634
 _OVERLAP = 90  # the first GPUs whose kernels may start before the one in front has ended
 
 
@@ -333,6 +334,9 @@ class GpuFunction(BlockFunction):
         return self._asm("max.f32 $0, $1, $2;", ["f"], [a, b], effect=False)[0]
 
     def activate(self, name: str, x: Value) -> Value:
+        if name == "silu":  # both to 2 units in the last place
+            below = self.exp2_fast(x * -_LOG2_E) + 1.0
+            return x * self._asm("rcp.approx.ftz.f32 $0, $1;", ["f"], [below], effect=False)[0]
         return elements.activate(name, x)
 
     def text(self) -> str:

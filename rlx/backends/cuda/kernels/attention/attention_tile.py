@@ -197,6 +197,17 @@ class AttentionTile:
         return found
 
 
+def merge_queries(f: BlockFunction, state: list[Value], others: list[Value]) -> list[Value]:
+    """Two softmaxes of the same queries with their sums of values, as one."""
+    made = list(state)
+    for half in range(2):
+        numbers = [i for i in range(4, len(state)) if (i - 4) // 2 % 2 == half]
+        at = [half, 2 + half, *numbers]
+        for i, v in zip(at, merge(f, [state[i] for i in at], [others[i] for i in at]), strict=True):
+            made[i] = v
+    return made
+
+
 def _folded(values: Sequence[Value], join: Callable[[Value, Value], Value]) -> Value:
     """All values joined, in two chains that do not wait for each other."""
     chains = [list(values[i::2]) for i in range(2)]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
-from rlx.backends.cuda.kernels.attention.attention_tile import AttentionTile, Softmax
-from rlx.backends.cuda.kernels.attention.decode_attention import merge
+from rlx.backends.cuda.kernels.attention.attention_tile import AttentionTile, Softmax, merge_queries
 from rlx.llvm.builder import Value, f32, i32, i64, vec
 from rlx.llvm.storage import store
 from rlx.support.records import dataclass
@@ -119,15 +118,7 @@ class _Emitter(AttentionTile):
 
         def take() -> None:
             others = [f.load_shared(place, f32, 4 * _GROUP * i) for i in range(len(state))]
-            made = list(state)
-            for half in range(2):
-                numbers = [i for i in range(4, len(state)) if (i - 4) // 2 % 2 == half]
-                at = [half, 2 + half, *numbers]
-                for i, v in zip(
-                    at, merge(f, [state[i] for i in at], [others[i] for i in at]), strict=True
-                ):
-                    made[i] = v
-            self._finish(made)
+            self._finish(merge_queries(f, state, others))
 
         f.barrier()
         f.if_(self.group.eq(1), give)

@@ -3,8 +3,9 @@ multiply.
 
 A group has 64 queries of one head; one thread of another group begins copies. The scores of a tile
 of keys are computed while the values of the tile before are summed. Tiles come from the last key to
-the first, so that those with a mask come first. Queries and weights are rounded to the type of the
-keys.
+the first, so that those with a mask come first. Where there are few queries, two groups share them:
+each has every second tile, and the first merges the results. Queries and weights are rounded to the
+type of the keys.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from functools import partial
 from rlx.backends.cuda.builder import BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
-from rlx.backends.cuda.kernels.attention.attention_tile import AttentionTile, Scores, Softmax
+from rlx.backends.cuda.kernels.attention.attention_tile import (
+    AttentionTile,
+    Scores,
+    Softmax,
+    merge_queries,
+)
 from rlx.backends.cuda.kernels.gemm.group_gemm import GROUP, transposed
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS
@@ -26,9 +32,8 @@ from rlx.support.records import dataclass
 ROWS = 64  # queries of a group
 _LINE = 2 * TILE_COLUMNS  # bytes of a row of a tile
 _FIRST = 1024  # where queries begin in shared memory
-_STAGES = 2
 _FULL, _EMPTY = (0, 32), (64, 96)  # mbarriers of keys and of values
-_MEET = 2  # the barrier of the first group
+_MEET, _MEET_ALL = 2, 4  # barriers: of the first group, of both
 _REGISTERS = {1: (216, 40), 2: (240, 24)}  # of those that multiply, and of those that copy
 
 
@@ -40,14 +45,19 @@ class GroupAttention(BlockKernel):
     form: AttentionForm
     groups: int
     keys: int  # of a tile
+    shares: bool = False  # groups have the same queries
 
     @property
     def label(self) -> str:
-        return f"attention({self.queries}x{self.keys})"
+        return f"attention({self.queries}x{self.keys}{'x2' if self.shares else ''})"
 
     @property
     def queries(self) -> int:
-        return ROWS * self.groups
+        return ROWS if self.shares else ROWS * self.groups
+
+    @property
+    def stages(self) -> int:
+        return 4 if self.shares else 2
 
     @property
     def threads(self) -> int:
@@ -64,7 +74,7 @@ class GroupAttention(BlockKernel):
 
     @property
     def shared(self) -> int:
-        return _FIRST + self.groups * self.query_bytes + 2 * _STAGES * self.tile_bytes
+        return _FIRST + self.groups * self.query_bytes + 2 * self.stages * self.tile_bytes
 
     def emit(self, m: KernelModule) -> None:
         blocks = 2 if self.groups == 1 else 1
@@ -78,21 +88,27 @@ class _Emitter(AttentionTile):
         self.group = f.uniform(f.thread() >> 7)
         self.thread = f.thread() & GROUP - 1
         self.is_first = self.thread.eq(0)  # of its group
-        self.top = self.first + self.group * ROWS  # the first query of the group
+        self.top = self.first  # the first query of the group
+        self.number, self.apart = f.i32(0), 1  # of the group's first tile, and to its next
+        if kernel.shares:
+            self.number, self.apart = self.group, 2
+        else:
+            self.top = self.first + self.group * ROWS
         self.own = self.top + (self.thread >> 5) * 16
         self.query = self.group * kernel.query_bytes + _FIRST
         keys = _FIRST + kernel.groups * kernel.query_bytes
-        self.places = keys, keys + _STAGES * kernel.tile_bytes  # of keys and of values
+        self.places = keys, keys + kernel.stages * kernel.tile_bytes  # of keys and of values
 
     def emit(self) -> None:
         f, groups = self.f, self.kernel.groups
+        readers = 1 if self.kernel.shares else groups  # of a tile
         f.let_next_start()
 
         def begin() -> None:
             for kind in range(2):
-                for i in range(_STAGES):
+                for i in range(self.kernel.stages):
                     f.init_mbarrier(f.i32(_FULL[kind] + 8 * i), 1)
-                    f.init_mbarrier(f.i32(_EMPTY[kind] + 8 * i), groups)
+                    f.init_mbarrier(f.i32(_EMPTY[kind] + 8 * i), readers)
             f.fence_mbarriers()
             for tensor_map in (self.k, self.v):
                 f.acquire_map(tensor_map)
@@ -103,9 +119,15 @@ class _Emitter(AttentionTile):
         f.if_(self.group.eq(groups), self._emit_copies, self._emit_products)
 
     def _tiles(self) -> tuple[Value, Value, Value]:
-        """The first key, the first behind the last, and the number of tiles, one at least."""
+        """The first key, the first behind the last, and the number of tiles: one for each group at
+        least."""
         low, high = self.range()
-        return low, high, self.f.max(self.f.ceil_div(high - low, self.size), 1)
+        return low, high, self.f.max(self.f.ceil_div(high - low, self.size), self.apart)
+
+    def _stage(self, i: Value) -> tuple[Value, Value]:
+        """Where tile i is, and the parity of its phase."""
+        stages = self.kernel.stages
+        return i & stages - 1, i.udiv(stages) & 1
 
     # -- copies -----------------------------------------------------------------------------------
 
@@ -124,7 +146,7 @@ class _Emitter(AttentionTile):
             starts.append((self.sequence * by_batch + head * by_head, head * across))
 
         def emit_tile(i: Value) -> None:
-            stage, parity = i & _STAGES - 1, i.udiv(_STAGES) & 1
+            stage, parity = self._stage(i)
             key = low + (count - 1 - i) * self.size
             for kind, tensor_map in enumerate((self.k, self.v)):
                 row, column = starts[kind]
@@ -150,27 +172,38 @@ class _Emitter(AttentionTile):
         f, form = self.f, self.form
         low, high, count = self._tiles()
         self._load_query()
-        last = low + (count - 1) * self.size
-        f.wait_phase(f.i32(_FULL[0]), f.i32(0))
-        scores = f.finish_group(self._begin_scores(f.i32(0)))
-        self._free(0, f.i32(0))
-        found = self.finished(_by_fours(scores), last, high)
+        key = low + (count - 1 - self.number) * self.size
+        f.wait_phase(self.number * 8 + _FULL[0], f.i32(0))
+        scores = f.finish_group(self._begin_scores(self.number))
+        self._free(0, self.number)
+        found = self.finished(_by_fours(scores), key, high)
         weights, softmax, _ = self.weigh(found, self.begin())
-        f.wait_phase(f.i32(_FULL[1]), f.i32(0))
-        self._clear_values(high - last)
+        f.wait_phase(self.number * 8 + _FULL[1], f.i32(0))
+        self._clear_values(high - key)
         out = [f.const(0.0, f32)] * (form.dim // 2)
         state = [*softmax.values, *self._packed(weights), *out]
-        whole = f.i32(1) if form.behind is None and not form.mask else count
-        if form.behind is None and not form.mask:
-            seen = high
-            if form.ahead is not None:
-                seen = f.min(high, self.keys - self.rows + self.first + (form.ahead + 1))
-            whole = f.max(count - f.max(seen - low, 0).udiv(self.size), 1)
+        state = self._all_tiles(low, high, count, state)
+        left = 0 if self.apart == 1 else count - 1 - self.number & 1
+        stage, _ = self._stage(count - 1 - left)
+        self._finish(stage, state)
+
+    def _all_tiles(
+        self, low: Value, high: Value, count: Value, state: list[Value]
+    ) -> list[Value]:  # fmt: skip
+        """All tiles but the first, those that hide keys before those that do not."""
+        f, form, apart = self.f, self.form, self.apart
         step = partial(self._step, low, high, count)
-        state = f.loop(f.i32(1), whole, 1, state, partial(step, True))
-        if form.behind is None and not form.mask:
-            state = f.loop(whole, count, 1, state, partial(step, False))
-        self._finish(count - 1 & _STAGES - 1, list(state))
+        first = self.number + apart
+        if form.behind is not None or form.mask:
+            return f.loop(first, count, apart, state, partial(step, True))
+        seen = high
+        if form.ahead is not None:
+            seen = f.min(high, self.keys - self.rows + self.first + (form.ahead + 1))
+        whole = f.max(count - f.max(seen - low, 0).udiv(self.size), first)
+        if apart > 1:
+            whole = whole + (whole - first & 1)
+        state = f.loop(first, whole, apart, state, partial(step, True))
+        return f.loop(whole, count, apart, state, partial(step, False))
 
     def _split(self, state: Sequence[Value]) -> tuple[Softmax, list[Value], list[Value]]:
         """Softmax, packed weights and sums of values."""
@@ -183,7 +216,7 @@ class _Emitter(AttentionTile):
         """Scores of tile i while the values of the one before are summed."""
         f = self.f
         known, weights, out = self._split(state)
-        stage, parity, before = i & _STAGES - 1, i.udiv(_STAGES) & 1, i - 1 & _STAGES - 1
+        (stage, parity), (before, _) = self._stage(i), self._stage(i - self.apart)
         key = low + (count - 1 - i) * self.size
         f.wait_phase(stage * 8 + _FULL[0], parity)
         scores = self._begin_scores(stage)
@@ -273,9 +306,33 @@ class _Emitter(AttentionTile):
 
     def _finish(self, stage: Value, state: list[Value]) -> None:
         """Add the values of the last tile, and store."""
-        f = self.f
         softmax, weights, out = self._split(state)
-        out = f.finish_group(self._begin_values(weights, stage, out))
+        out = self.f.finish_group(self._begin_values(weights, stage, out))
+        if self.kernel.shares:
+            self._merge(softmax, out)
+        else:
+            self._store_all(softmax, out)
+
+    def _merge(self, softmax: Softmax, out: list[Value]) -> None:
+        """The first group merges what the second has found, and stores the result."""
+        f, state = self.f, [*softmax.values, *out]
+        place = self.thread * 4 + self.places[0]
+
+        def give() -> None:
+            for i, v in enumerate(state):
+                f.store_shared(v, place, 4 * GROUP * i)
+
+        def take() -> None:
+            others = [f.load_shared(place, f32, 4 * GROUP * i) for i in range(len(state))]
+            made = merge_queries(f, state, others)
+            self._store_all(Softmax(made[:2], made[2:4]), made[4:])
+
+        f.meet(f.i32(_MEET_ALL), 2 * GROUP)  # nobody reads keys any more
+        f.if_(self.group.eq(1), give)
+        f.meet(f.i32(_MEET_ALL), 2 * GROUP)
+        f.if_(self.group.eq(0), take)
+
+    def _store_all(self, softmax: Softmax, out: list[Value]) -> None:
         for half, numbers in enumerate(self.results(softmax, out)):
             self._store(self.own + self.row + 8 * half, numbers)
 

@@ -104,10 +104,13 @@ def _by_groups(attend: Attend, ctx: Context) -> KernelLaunch | None:
 
 
 def _group_kernel(form: AttentionForm, batch: int, rows: int) -> GroupAttention:
-    """Two groups of a block take turns where that leaves enough blocks."""
-    if batch * form.heads * -(-rows // (2 * ROWS)) >= BLOCKS:
+    """Two groups of a block have queries of their own where that leaves enough blocks, share them
+    where there are few, and else are blocks of their own."""
+    tiles = batch * form.heads * -(-rows // ROWS)
+    if tiles >= 2 * BLOCKS:
         return GroupAttention(form, 2, 128)
-    return GroupAttention(form, 1, 64)
+    return GroupAttention(form, 2, 64, shares=True) if tiles <= BLOCKS else (
+        GroupAttention(form, 1, 64))  # fmt: skip
 
 
 def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
