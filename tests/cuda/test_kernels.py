@@ -529,7 +529,7 @@ def attend_halves(rows: int, keys: int, heads: int, kv: int, dim: int, **options
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", [(1, 64), (2, 64), (2, 128), (2, 64, True)])
+@pytest.mark.parametrize("tile", [(64,), (128,), (64, True)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -546,7 +546,7 @@ def test_attention_by_groups_of_warps(
 ) -> None:  # fmt: skip
     """Three tiles of keys, some of which are masked, some not there. bf16 rounds weights and
     results by 2⁻⁹ each at most: together by less than √2 of that."""
-    rows, keys, dim = 150, 333, 128 if tile == (2, 128) else 64
+    rows, keys, dim = 150, 333, tile[0]
     monkeypatch.setattr(
         lower_attention, "_group_kernel", lambda form, *_: GroupAttention(form, *tile)
     )
@@ -637,16 +637,13 @@ HOT: list[GpuKernel] = [
     FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
     *(
         GroupAttention(
-            AttentionForm(q, kv, out, 16, 8, 128, 0, behind, 0.088, 0.0, "", None), groups, keys
+            AttentionForm(q, kv, out, 16, 8, 128, 0, behind, 0.088, 0.0, "", None), keys, shares
         )
-        for q, kv, out, behind, groups, keys in (
-            (bf16, bf16, bf16, None, 2, 128),
-            (f32, f16, bf16, None, 1, 64),
-            (f32, f16, f32, 1024, 2, 128),
+        for q, kv, out, behind, keys, shares in (
+            (bf16, bf16, bf16, None, 128, False),
+            (f32, f16, bf16, None, 64, True),
+            (f32, f16, f32, 1024, 128, False),
         )
-    ),
-    GroupAttention(
-        AttentionForm(f32, f16, bf16, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2, 64, True
     ),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),

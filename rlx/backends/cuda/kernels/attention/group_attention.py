@@ -34,7 +34,8 @@ _LINE = 2 * TILE_COLUMNS  # bytes of a row of a tile
 _FIRST = 1024  # where queries begin in shared memory
 _FULL, _EMPTY = (0, 32), (64, 96)  # mbarriers of keys and of values
 _MEET, _MEET_ALL = 2, 4  # barriers: of the first group, of both
-_REGISTERS = {1: (216, 40), 2: (240, 24)}  # of those that multiply, and of those that copy
+_GROUPS = 2
+_MANY, _FEW = 240, 24  # registers of those that multiply, and of those that copy
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ class GroupAttention(BlockKernel):
     strides: rows from a sequence to the next, rows and columns from a head to the next"""
 
     form: AttentionForm
-    groups: int
     keys: int  # of a tile
     shares: bool = False  # groups have the same queries
 
@@ -53,7 +53,7 @@ class GroupAttention(BlockKernel):
 
     @property
     def queries(self) -> int:
-        return ROWS if self.shares else ROWS * self.groups
+        return ROWS if self.shares else ROWS * _GROUPS
 
     @property
     def stages(self) -> int:
@@ -61,7 +61,7 @@ class GroupAttention(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return GROUP * (self.groups + 1)
+        return GROUP * (_GROUPS + 1)
 
     @property
     def query_bytes(self) -> int:
@@ -74,11 +74,10 @@ class GroupAttention(BlockKernel):
 
     @property
     def shared(self) -> int:
-        return _FIRST + self.groups * self.query_bytes + 2 * self.stages * self.tile_bytes
+        return _FIRST + _GROUPS * self.query_bytes + 2 * self.stages * self.tile_bytes
 
     def emit(self, m: KernelModule) -> None:
-        blocks = 2 if self.groups == 1 else 1
-        _Emitter(m.begin_block(self.threads, self.shared, blocks), self).emit()
+        _Emitter(m.begin_block(self.threads, self.shared), self).emit()
 
 
 class _Emitter(AttentionTile):
@@ -96,12 +95,12 @@ class _Emitter(AttentionTile):
             self.top = self.first + self.group * ROWS
         self.own = self.top + (self.thread >> 5) * 16
         self.query = self.group * kernel.query_bytes + _FIRST
-        keys = _FIRST + kernel.groups * kernel.query_bytes
+        keys = _FIRST + _GROUPS * kernel.query_bytes
         self.places = keys, keys + kernel.stages * kernel.tile_bytes  # of keys and of values
 
     def emit(self) -> None:
-        f, groups = self.f, self.kernel.groups
-        readers = 1 if self.kernel.shares else groups  # of a tile
+        f = self.f
+        readers = 1 if self.kernel.shares else _GROUPS  # of a tile
         f.let_next_start()
 
         def begin() -> None:
@@ -113,10 +112,10 @@ class _Emitter(AttentionTile):
             for tensor_map in (self.k, self.v):
                 f.acquire_map(tensor_map)
 
-        f.if_(f.thread().eq(groups * GROUP), begin)
+        f.if_(f.thread().eq(_GROUPS * GROUP), begin)
         f.barrier()
         f.wait_for_previous()
-        f.if_(self.group.eq(groups), self._emit_copies, self._emit_products)
+        f.if_(self.group.eq(_GROUPS), self._emit_copies, self._emit_products)
 
     def _tiles(self) -> tuple[Value, Value, Value]:
         """The first key, the first behind the last, and the number of tiles: one for each group at
@@ -133,7 +132,7 @@ class _Emitter(AttentionTile):
 
     def _emit_copies(self) -> None:
         f = self.f
-        f.take_registers(_REGISTERS[self.kernel.groups][1], more=False)
+        f.take_registers(_FEW, more=False)
         f.if_(self.is_first & self.has_work, self._copy_tiles)
 
     def _copy_tiles(self) -> None:
@@ -165,7 +164,7 @@ class _Emitter(AttentionTile):
 
     def _emit_products(self) -> None:
         f = self.f
-        f.take_registers(_REGISTERS[self.kernel.groups][0], more=True)
+        f.take_registers(_MANY, more=True)
         f.if_(self.has_work, self._multiply)
 
     def _multiply(self) -> None:

@@ -104,13 +104,11 @@ def _by_groups(attend: Attend, ctx: Context) -> KernelLaunch | None:
 
 
 def _group_kernel(form: AttentionForm, batch: int, rows: int) -> GroupAttention:
-    """Two groups of a block have queries of their own where that leaves enough blocks, share them
-    where there are few, and else are blocks of their own."""
-    tiles = batch * form.heads * -(-rows // ROWS)
-    if tiles >= 2 * BLOCKS:
-        return GroupAttention(form, 2, 128)
-    return GroupAttention(form, 2, 64, shares=True) if tiles <= BLOCKS else (
-        GroupAttention(form, 1, 64))  # fmt: skip
+    """Two groups of a block have queries of their own where that leaves enough blocks; else they
+    share them."""
+    if batch * form.heads * -(-rows // ROWS) >= 2 * BLOCKS:
+        return GroupAttention(form, 128)
+    return GroupAttention(form, 64, shares=True)
 
 
 def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
