@@ -228,6 +228,9 @@ class Bench:
         if peer is not None:
             name = "gpu_attention_prefill"
             self.bars.append(Bar(name, rates[0], "TFLOP/s", "torch SDPA", rates[1], 0.8))
+            for kind, timed in torch_gpu.attention_kinds(torch, q, k, v, calls):
+                rate = flops / in_turns([timed], self.rounds)[0] / 1e12
+                print(f"attention {length} by torch's {kind}: {rate:.0f} TFLOP/s")
 
     def _model(self, kind: str) -> None:
         """Decode and prefill through `model.generate`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,26 @@ def graph_of(torch: Any, run: Callable[[], Any], calls: int) -> Callable[[], flo
         return float(first.elapsed_time(last)) / 1e3 / calls / _REPEAT
 
     return timed
+
+
+def attention_kinds(
+    torch: Any, q: Any, k: Any, v: Any, calls: int
+) -> Iterator[tuple[str, Callable[[], float]]]:
+    """Causal attention by each library that torch can take for it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # type: ignore[import-not-found]
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    kinds = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+    for name, kind in kinds.items():
+
+        def run(kind: Any = kind) -> Any:
+            with sdpa_kernel([kind]):
+                return attend(q, k, v, is_causal=True, enable_gqa=True)
+
+        try:
+            yield name, graph_of(torch, run, calls)
+        except RuntimeError as error:
+            print(f"no attention by {name} here: {error}")
 
 
 class Qwen3:

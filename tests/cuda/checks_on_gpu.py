@@ -17,6 +17,7 @@ from tiny import CONFIGS, PROMPT, write_folder
 import rlx
 from rlx.backends.base import Backend
 from rlx.backends.registry import Device
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.models.model_file import ModelFile
@@ -191,6 +192,38 @@ def large_values_are_right() -> None:
     for _ in range(3):
         for got, want in zip(made.run(x=x, w=w), wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@check
+def a_layer_of_many_rows_is_rounded_where_it_is_made() -> None:
+    """Norms, attention and gates write bf16: four roundings of 2⁻⁹ on the way."""
+
+    def build(g: Graph) -> Any:
+        def weight(name: str, n: int, k: int) -> Any:
+            return g.transpose(g.param(name, [n, k], "bf16"), (1, 0))
+
+        h = g.add(g.input("x", [1, "n", 64]), 1.0)
+        cache = [g.cast(g.input(n, [1, "n", 64]), "f16") for n in "kv"]
+        q = g.matmul(g.rms_norm(h, g.param("g0", [64]), eps=1e-5), weight("q", 128, 64))
+        o = g.attention(q, *cache, num_heads=2, num_kv_heads=1, head_dim=64, mask_kind="causal")
+        h = g.add(h, g.matmul(o, weight("o", 64, 128)))
+        y = g.rms_norm(h, g.param("g1", [64]), eps=1e-5)
+        z = g.mul(g.silu(g.matmul(y, weight("gate", 72, 64))), g.matmul(y, weight("up", 72, 64)))
+        return g.add(h, g.matmul(z, weight("down", 64, 72)))
+
+    graph = graph_of(build)
+    made = compiled(graph, binding={"n": rlx.UpTo(150)})
+    sizes = {"q": (128, 64), "o": (64, 128), "gate": (72, 64), "up": (72, 64), "down": (64, 72)}
+    element = DType.of("bf16").numpy
+    params = {n: (random(*d, seed=i) / 8).astype(element) for i, (n, d) in enumerate(sizes.items())}
+    params |= {f"g{i}": random(64, seed=20 + i) for i in range(2)}
+    made.set_params(params)
+    for n in (150, 131):
+        data = {name: random(1, n, 64, seed=n + i) for i, name in enumerate("xkv")}
+        [want] = evaluate(graph, {**data, **params}, {"n": n})
+        for _ in range(3):
+            [got] = made.run(data)
+            assert np.linalg.norm(got - want) / np.linalg.norm(want) < 2**-8
 
 
 @check

@@ -41,6 +41,9 @@ class SimValue(Value):
         super().__init__("sim", type_, fn)
         self.data = data
 
+    def __neg__(self) -> SimValue:
+        return SimValue(-self.data, self.type, self.fn)  # type: ignore[arg-type]
+
 
 def data_of(value: Value) -> Any:
     assert isinstance(value, SimValue)
@@ -418,6 +421,10 @@ class Simulated(BlockFunction):
     def warp_barrier(self) -> None:
         self._require_warps()
 
+    def meet(self, number: Value, threads: int) -> None:
+        self._require_warps()
+        assert ((data_of(number) > 1) & (data_of(number) < 16))[self.active].all()
+
     def bring_near(self, address: Value) -> None:
         self.inside(data_of(address)[self.active], 1)
 
@@ -508,35 +515,59 @@ class Simulated(BlockFunction):
     def wait_group(self, groups: int) -> None:
         self.groups = min(self.groups, groups)
 
-    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
-        self.groups = 0
+    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
+        self.groups = min(self.groups, groups)
         return list(sums)
 
     def multiply_group(
         self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
     ) -> list[Value]:
+        left = self._tile(a, np.arange(64)[:, None] * 128 + np.arange(32), element)
+        right = self._tile(b, np.arange(n)[:, None] * 128 + np.arange(32), element)
+        return self._added(left, right.transpose(0, 2, 1), sums)
+
+    def multiply_weights(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
+    ) -> list[Value]:
+        bytes_ = np.arange(4 * len(sums))
+        columns = bytes_ // 128 * apart + bytes_ % 128
+        right = self._tile(b, np.arange(16)[:, None] * 128 + columns, element)
+        lanes = np.arange(4 * WARP)
+        row, column = lanes // WARP * 16 + lanes % WARP // 4, lanes % 4 * 2
+        left = np.zeros((self.count // len(lanes), 64, 16))
+        for i, value in enumerate(a):
+            raw = np.ascontiguousarray(data_of(value)).view(_NUMPY[element.name])
+            pairs = raw.astype(np.float64).reshape(-1, len(lanes), 2)
+            for k in range(2):
+                left[:, row + 8 * (i % 2), column + k + 8 * (i // 2)] = pairs[:, :, k]
+        return self._added(left, right, sums)
+
+    def _tile(self, start: Value, places: Any, element: Type) -> Any:
+        """Numbers of a tile for each four warps, at these places from its start, permuted."""
         self._require_warps()
         team = 4 * WARP
-        starts = [data_of(v)[::team].astype(np.int64) for v in (a, b)]
-        own, alive = self.own[::team], self.active[::team]
-        tiles = []
-        for start, rows in zip(starts, (64, n), strict=True):
-            linear = start[:, None, None] + np.arange(rows)[:, None] * 128 + np.arange(32)
-            linear = np.where(alive[:, None, None], linear, 0)
-            place = linear ^ ((linear >> 7 & 7) << 4)
-            assert place.max() < self.size
-            raw = np.ascontiguousarray(self.bytes[place + own[:, None, None]])
-            tiles.append(raw.view(_NUMPY[element.name]).astype(np.float64))
+        first = data_of(start)[::team].astype(np.int64)
+        linear = np.where(
+            self.active[::team, None, None], first[:, None, None] + places, 0
+        )  # fmt: skip
+        place = linear ^ ((linear >> 7 & 7) << 4)
+        assert place.max() < self.size
+        raw = np.ascontiguousarray(self.bytes[place + self.own[::team, None, None]])
+        with np.errstate(all="ignore"):  # what nobody wrote may be anything
+            return raw.view(_NUMPY[element.name]).astype(np.float64)
+
+    def _added(self, left: Any, right: Any, sums: Sequence[Value]) -> list[Value]:
+        """Sums of products [teams, 64, n] as threads have them."""
         with np.errstate(all="ignore"):
-            product = tiles[0] @ tiles[1].transpose(0, 2, 1)  # [teams, 64, n]
-        lanes = np.arange(team)
+            product = left @ right
+        lanes = np.arange(4 * WARP)
         row = lanes // WARP * 16 + lanes % WARP // 4
-        made = []
-        for i, value in enumerate(sums):
+        made: list[Value] = []
+        for i in range(product.shape[2] // 2):
             column = i // 4 * 8 + lanes % 4 * 2 + i % 2
             found = product[:, row + 8 * (i // 2 % 2), column].reshape(-1)
-            made.append(self.make(found + data_of(value), f32))
-        return list(made)
+            made.append(self.make(found + data_of(sums[i]) if sums else found, f32))
+        return made
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> SimValue:
         with np.errstate(all="ignore"):
@@ -550,6 +581,9 @@ class Simulated(BlockFunction):
     def exp2_fast(self, x: Value) -> SimValue:
         with np.errstate(all="ignore"):
             return self.make(np.exp2(data_of(x).astype(np.float64)), f32)
+
+    def larger(self, a: Value, b: Value) -> SimValue:
+        return self.make(np.fmax(data_of(a), data_of(b)), f32)
 
     def activate(self, name: str, x: Value) -> Value:
         if name == "none":

@@ -19,12 +19,14 @@ from fake_driver import FakeDriver, installed, make_stand_in
 from test_ptx import assemble, needs_ptxas, ptx_of
 
 import rlx
+from rlx.backends.cuda import round_rows
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.backends.cuda.kernels.attention import lower_attention
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
+from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
@@ -263,6 +265,68 @@ def test_a_product_of_one_row_adds_the_residual(backend: CudaBackend) -> None:
         np.testing.assert_allclose(got[1], 2 * h, rtol=1e-5, atol=1e-5)
 
 
+def layer(g: Graph, rows: int) -> Any:
+    """A layer of a dense model: 2 heads of 64 numbers, on one of keys."""
+    x, cache = g.input("x", [1, rows, 64]), [g.input(n, [1, rows, 64], "f16") for n in "kv"]
+
+    def weight(name: str, n: int, k: int) -> Any:
+        return g.transpose(g.param(name, [n, k], "bf16"), (1, 0))
+
+    h = g.add(x, 1.0)
+    q = g.matmul(g.rms_norm(h, g.param("g0", [64]), eps=1e-5), weight("q", 128, 64))
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64}
+    o = g.attention(q, *cache, **sizes, mask_kind="causal")
+    h = g.add(h, g.matmul(o, weight("o", 64, 128)))
+    y = g.rms_norm(h, g.param("g1", [64]), eps=1e-5)
+    z = g.mul(g.silu(g.matmul(y, weight("gate", 72, 64))), g.matmul(y, weight("up", 72, 64)))
+    h = g.add(h, g.matmul(z, weight("down", 64, 72)))
+    last = g.rms_norm(h, g.param("g2", [64]), eps=1e-5)
+    return g.matmul(last, weight("head", 64, 64)), g.mul(h, 2.0)
+
+
+def expected_layer(given: dict[str, Any]) -> list[Any]:
+    a = {n: v.astype(np.float64) for n, v in given.items()}
+
+    def norm(h: Any, gamma: Any) -> Any:
+        return h / np.sqrt((h**2).mean(-1, keepdims=True) + 1e-5) * gamma
+
+    h = a["x"] + 1
+    q = (norm(h, a["g0"]) @ a["q"].T).reshape(1, -1, 2, 64)
+    o = expected(q, a["k"][:, :, None], a["v"][:, :, None], group=2).reshape(1, -1, 128)
+    h = h + o @ a["o"].T
+    y = norm(h, a["g1"])
+    gate = y @ a["gate"].T
+    h = h + (gate / (1 + np.exp(-gate)) * (y @ a["up"].T)) @ a["down"].T
+    return [norm(h, a["g2"]) @ a["head"].T, 2 * h]
+
+
+def test_what_products_read_is_rounded_by_what_makes_it(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No launch converts: norms, attention and gates write bf16, products add residuals in f32.
+    Five roundings of 2⁻⁹ at most on the way; the residual stream keeps what they do not touch."""
+    rows = 40
+    monkeypatch.setattr(round_rows, "_EXACT_ROWS", rows - 1)
+    names = labels(backend, lambda g: layer(g, rows))
+    assert [n.split("(")[0] for n in names[1:]] == [
+        "rms_norm", "gemm", "attention", "gemm", "rms_norm", "gemm", "gemm", "rms_norm", "gemm",
+        "region",
+    ]  # fmt: skip
+    made = compiled(backend, lambda g: layer(g, rows))
+    sizes = {"q": (128, 64), "o": (64, 128), "gate": (72, 64), "up": (72, 64), "down": (64, 72)}
+    sizes["head"] = (64, 64)
+    params = {n: (draw(i, *d) / 8).astype(bf16.numpy) for i, (n, d) in enumerate(sizes.items())}
+    params |= {f"g{i}": draw(20 + i, 64) for i in range(3)}
+    inputs = {"x": draw(9, 1, rows, 64)}
+    inputs |= {n: draw(i, 1, rows, 64).astype(np.float16) for n, i in (("k", 7), ("v", 8))}
+    made.set_params(params)
+    wanted = expected_layer({**params, **inputs})
+    for got, want in zip(made.run(inputs), wanted, strict=True):
+        assert np.linalg.norm(got - want) / np.linalg.norm(want) < 2**-7
+    monkeypatch.setattr(round_rows, "_EXACT_ROWS", rows)
+    assert "planes(3)" in labels(backend, lambda g: layer(g, rows))  # few rows keep all bits
+
+
 def test_only_the_first_kernel_of_a_run_waits_before_it_starts(backend: CudaBackend) -> None:
     """The others read their args before they wait for the one in front, and a decode loop changes
     args between two runs."""
@@ -416,15 +480,15 @@ def attend(rows: Any, keys: Any, dim: int, kv: str, **options: Any) -> Any:
     return build
 
 
-def expected(q: Any, k: Any, v: Any) -> Any:
+def expected(q: Any, k: Any, v: Any, group: int = 2) -> Any:
     """Causal attention in f64, head by head."""
     rows, keys, dim = q.shape[1], k.shape[1], q.shape[3]
     hidden = np.arange(keys) > np.arange(keys - rows, keys)[:, None]
     made = np.zeros(q.shape)
     for h in range(q.shape[2]):
-        scores = q[0, :, h].astype(np.float64) @ k[0, :, h // 2].astype(np.float64).T / dim**0.5
+        scores = q[0, :, h].astype(np.float64) @ k[0, :, h // group].astype(np.float64).T / dim**0.5
         weights = np.exp(np.where(hidden, -np.inf, scores))
-        values = v[0, :, h // 2].astype(np.float64)
+        values = v[0, :, h // group].astype(np.float64)
         made[0, :, h] = weights @ values / weights.sum(1, keepdims=True)
     return made
 
@@ -445,6 +509,62 @@ def test_attention_of_other_sizes(
     # two halves of bf16 hold 16 bits of a query and of a weight, those of f16 22
     off = 3e-5 if kv == "bf16" and rows > 1 else 3e-6
     np.testing.assert_allclose(made.run(q=q, k=k, v=v)[0], expected(q, k, v), rtol=0, atol=off)
+
+
+def attend_halves(rows: int, keys: int, heads: int, kv: int, dim: int, **options: Any) -> Any:
+    """Queries in 16 bits: keys as [1, keys, kv, dim] or, with `bhsd`, [1, kv, keys, dim]."""
+    bhsd = options.get("kv_layout") == "bhsd"
+
+    def build(g: Graph) -> Any:
+        dims = [1, kv, keys, dim] if bhsd else [1, keys, kv, dim]
+        q, k, v = (
+            g.input(n, d, "bf16")
+            for n, d in (("q", [1, rows, heads, dim]), ("k", dims), ("v", dims))
+        )
+        sizes = {"num_heads": heads, "num_kv_heads": kv, "head_dim": dim}
+        more = [g.input("sinks", [heads])] if options.get("has_sinks") else []
+        return g.attention(q, k, v, *more, **sizes, **options)
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [(64,), (128,), (64, True)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask_kind": "causal"},
+        {"mask_kind": "none", "kv_layout": "bhsd"},
+        {"mask_kind": rlx.MaskKind.SLIDING_WINDOW(70), "has_sinks": True},
+        {"mask_kind": "causal", "softcap": 3.0, "kv_layout": "bhsd"},
+    ],
+    ids=["causal", "all", "window", "softcap"],
+)
+def test_attention_by_groups_of_warps(
+    backend: CudaBackend, tile: tuple[Any, ...], options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Three tiles of keys, some of which are masked, some not there. bf16 rounds weights and
+    results by 2⁻⁹ each at most: together by less than √2 of that."""
+    rows, keys, dim = 150, 333, tile[0]
+    monkeypatch.setattr(
+        lower_attention, "_group_kernel", lambda form, *_: GroupAttention(form, *tile)
+    )
+    build = attend_halves(rows, keys, 4, 2, dim, **options)
+    [name] = labels(backend, build)
+    assert name == GroupAttention(name, *tile).label  # type: ignore[arg-type]
+    names = {"q": (rows, 4), "k": (keys, 2), "v": (keys, 2)}
+    given = {n: draw(i, 1, *d, dim).astype(bf16.numpy) for i, (n, d) in enumerate(names.items())}
+    if options.get("kv_layout") == "bhsd":
+        given = {n: a if n == "q" else a.transpose(0, 2, 1, 3).copy() for n, a in given.items()}
+    if options.get("has_sinks"):
+        given["sinks"] = draw(5, 4)
+    want = lookup("attention")(num_heads=4, num_kv_heads=2, head_dim=dim, **options).reference(
+        *(a.astype(np.float64) for a in given.values())
+    )
+    got = compiled(backend, build).run(given)[0].astype(np.float64)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 2**-8.5
+    np.testing.assert_allclose(got, want, rtol=0, atol=2**-7 * np.abs(want).max())
 
 
 def test_long_keys_are_divided_and_combined_by_the_last_block(backend: CudaBackend) -> None:
@@ -515,6 +635,16 @@ HOT: list[GpuKernel] = [
     ),
     *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
     FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
+    *(
+        GroupAttention(
+            AttentionForm(q, kv, out, 16, 8, 128, 0, behind, 0.088, 0.0, "", None), keys, shares
+        )
+        for q, kv, out, behind, keys, shares in (
+            (bf16, bf16, bf16, None, 128, False),
+            (f32, f16, bf16, None, 64, True),
+            (f32, f16, f32, 1024, 128, False),
+        )
+    ),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),
 ]

@@ -11,12 +11,15 @@ from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
+from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
+from rlx.backends.cuda.kernels.gemm.plan import HOPPER
 from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
 from rlx.backends.cuda.kernels.rotary import lower_rotary  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
 from rlx.backends.cuda.lowering import TABLE, Layouts, runs_on_host
 from rlx.backends.cuda.memory import CudaAllocator
+from rlx.backends.cuda.round_rows import round_rows
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
@@ -50,6 +53,8 @@ class CudaBackend(Backend):
 
     def rewrite_variant(self, graph: Graph) -> Graph:
         graph = fuse_rows(graph)
+        if self.kernels.target.cpu == HOPPER:
+            graph = round_rows(graph)
         layouts = Layouts.of(graph)
         return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
 

@@ -119,6 +119,10 @@ class BlockFunction(KernelFunction):
         """Wait for all threads of the warp."""
         raise NotImplementedError
 
+    def meet(self, number: Value, threads: int) -> None:
+        """Wait at a barrier of this number (i32, 2 to 15) until so many threads are there."""
+        raise NotImplementedError
+
     def wait_for_previous(self) -> None:
         """Wait until the kernel in front has ended. What it wrote may be read only after this; what
         no kernel writes may be read before."""
@@ -244,8 +248,16 @@ class BlockFunction(KernelFunction):
         self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
     ) -> list[Value]:
         """Begin to add a [64 16] · bᵀ [16 n] to the sums of four warps: n / 2 values of each
-        thread. Both lie in shared memory at these addresses, in rows of 128 bytes whose 16-byte
-        pieces are permuted: bits 4-6 of an address are xored with bits 7-9."""
+        thread, none where sums begin. Both lie in shared memory at these addresses, in rows of 128
+        bytes whose 16-byte pieces are permuted: bits 4-6 of an address are xored with bits 7-9."""
+        raise NotImplementedError
+
+    def multiply_weights(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
+    ) -> list[Value]:
+        """Begin to add a [64 16] · b [16 n] to the sums of four warps. Each warp has 16 rows of a
+        in registers, as for `multiply`. b lies in shared memory as above: 64 columns in rows of 128
+        bytes, the next 64 columns `apart` bytes further."""
         raise NotImplementedError
 
     def commit_group(self) -> None:
@@ -256,8 +268,8 @@ class BlockFunction(KernelFunction):
         """Wait until all but the last `groups` groups of products are done."""
         raise NotImplementedError
 
-    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
-        """Wait for all products; the sums, to be read."""
+    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
+        """Wait for all products but those of the last `groups` groups; the sums, to be read."""
         raise NotImplementedError
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
@@ -272,6 +284,10 @@ class BlockFunction(KernelFunction):
 
     def exp2_fast(self, x: Value) -> Value:
         """2ˣ to about 2 units in the last place; denormal results are 0."""
+        raise NotImplementedError
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """The larger of two f32; of a NaN and a number, the number."""
         raise NotImplementedError
 
     def activate(self, name: str, x: Value) -> Value:

@@ -46,6 +46,7 @@ class CudaExecutable(KernelExecutable):
         self._status = allocator.staging((1,), np.int64)
         self.table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
         self._uploaded = b""
+        self._written: tuple[int, ...] | None = None  # sizes that the table is written for
         self._constants = {b: allocator.put(a) for b, a in self.program.constants().items()}
         self._buffers: dict[Base, Buffer] = dict(self._constants)
         self._addresses: dict[Base, int] = {
@@ -95,10 +96,15 @@ class CudaExecutable(KernelExecutable):
     def _describe(self, store: MapStore, bases: Sequence[Base]) -> None:
         for base in bases:
             where, offset, matrix = self.program.maps[base]
-            self._addresses[base] = store.address(matrix, self._addresses[where] + offset)
+            self._set_address(base, store.address(matrix, self._addresses[where] + offset))
 
     def _place(self, base: Base, buffer: Buffer) -> None:
-        self._buffers[base], self._addresses[base] = buffer, _address(buffer)
+        self._buffers[base] = buffer
+        self._set_address(base, _address(buffer))
+
+    def _set_address(self, base: Base, address: int) -> None:
+        if self._addresses.get(base) != address:
+            self._addresses[base], self._written = address, None
 
     def run(
         self, inputs: Buffers, outputs: Buffers, sizes: Sizes, span: Span | None = None
@@ -116,6 +122,10 @@ class CudaExecutable(KernelExecutable):
                 (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
             )
         self._place_maps()
+        wanted = tuple([sizes[s] for s in self.symbols])
+        if wanted == self._written:
+            return
+        self._written = wanted
         table = self.program.table(self._addresses, sizes)
         if table != self._uploaded:
             self.allocator.queue_copy_in(_address(self.table), table)
@@ -141,7 +151,7 @@ class CudaExecutable(KernelExecutable):
 
     def forget_table(self) -> None:
         """The table of args was changed on the device: it is written anew by the next run."""
-        self._uploaded = b""
+        self._uploaded, self._written = b"", None
 
     def launch_all(self, stream: Stream) -> None:
         """Queue all kernels, one by one."""

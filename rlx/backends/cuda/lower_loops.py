@@ -115,6 +115,7 @@ _GRAPHS = {
     "grouped_matmul": _grouped_graph,
     "fused_matmul_bias_act": _fused_graph,
     "fused_swiglu": _fused_graph,
+    "wide_matmul": _fused_graph,
 }
 
 

@@ -42,6 +42,7 @@ class Program:
         self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds
         self._outputs = dict(zip(lir.outputs, lir.graph.output_names, strict=True))
         self.maps: dict[Base, tuple[Base, int, Matrix]] = {}  # base → where a matrix lies, and how
+        self._map_numbers: dict[tuple[Base, int, Matrix], int] = {}
         self.starts = [0]  # the first arg of each launch
         bases, addends = list[Base](), list[Dim]()
         self._counters = 0  # words behind all args
@@ -103,8 +104,10 @@ class Program:
         if isinstance(arg, TensorMap):
             where, offset = self._resolved(arg.start, first)
             assert isinstance(offset, int)
-            base: Base = ("map", (where, offset, arg.matrix))
-            self.maps[base] = where, offset, arg.matrix
+            place = where, offset, arg.matrix
+            number = self._map_numbers.setdefault(place, len(self._map_numbers))
+            base: Base = ("map", number)  # bases are looked up by each run
+            self.maps[base] = place
             return base, 0
         if isinstance(arg, Pointer):
             base, start = self.place(arg.value)

@@ -9,6 +9,7 @@ from rlx.llvm.builder import Type, Value, bf16, f16, f32, i32, i64, ptr, void
 from rlx.llvm.nest import elements
 
 _SHARED = "@shared_memory"
+_LOG2_E = 1.4426950408889634
 _OVERLAP = 90  # the first GPUs whose kernels may start before the one in front has ended
 
 
@@ -100,6 +101,9 @@ class GpuFunction(BlockFunction):
 
     def warp_barrier(self) -> None:
         self._asm("bar.warp.sync 0xffffffff;", [], [])
+
+    def meet(self, number: Value, threads: int) -> None:
+        self._asm(f"bar.sync $0, {threads};", [], [number])
 
     @property
     def overlaps(self) -> bool:
@@ -256,36 +260,55 @@ class GpuFunction(BlockFunction):
     def wait_group(self, groups: int) -> None:
         self._asm(f"wgmma.wait_group.sync.aligned {groups};", [], [])
 
-    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
-        return self._tied("wgmma.wait_group.sync.aligned 0;", sums, [])
+    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
+        return self._tied(f"wgmma.wait_group.sync.aligned {groups};", sums, [], len(sums))
 
     def multiply_group(
         self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
     ) -> list[Value]:
-        kind, count = "bf16" if element is bf16 else "f16", len(sums)
+        given = [self._descriptor(a, 1), self._descriptor(b, 1)]
+        return self._products(n, element, sums, given, "$a, $b", "0, 0")
+
+    def multiply_weights(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
+    ) -> list[Value]:
+        given = [*a, self._descriptor(b, apart >> 4)]
+        return self._products(2 * len(sums), element, sums, given, "{$a, $b, $c, $d}, $e", "1")
+
+    def _products(
+        self, n: int, element: Type, sums: Sequence[Value], given: Sequence[Value], places: str,
+        transposed: str,
+    ) -> list[Value]:  # fmt: skip
+        """`places` are the operands as they stand in the instruction: `$a` is the first of the
+        given ones."""
+        kind, count = "bf16" if element is bf16 else "f16", n // 2
         names = ", ".join(f"${i}" for i in range(count))
+        for i, letter in enumerate("abcde"):
+            places = places.replace(f"${letter}", f"${count + len(sums) + i}")
         text = (
-            "{ .reg .pred p; setp.eq.u32 p, 0, 0; "
+            f"{{ .reg .pred p; setp.ne.u32 p, {int(bool(sums))}, 0; "
             f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{names}}}, "
-            f"${2 * count}, ${2 * count + 1}, p, 1, 1, 0, 0; }}"
+            f"{places}, p, 1, 1, {transposed}; }}"
         )
-        return self._tied(text, sums, [self._descriptor(a), self._descriptor(b)])
+        return self._tied(text, sums, given, count)
 
-    def _descriptor(self, address: Value) -> Value:
-        """A tile of rows of 128 bytes, eight of which are 1024 bytes, permuted."""
+    def _descriptor(self, address: Value, apart: int) -> Value:
+        """A tile of rows of 128 bytes, eight of which are 1024 bytes, permuted; `apart` (in units
+        of 16 bytes) is where the next 64 columns are, if rows are not those of a sum."""
         place = (self._shared_number(address) & 0x3FFFF) >> 4
-        return place.to(i64, signed=False) | (1 << 62 | 64 << 32 | 1 << 16)
+        return place.to(i64, signed=False) | (1 << 62 | 64 << 32 | apart << 16)
 
-    def _tied(self, text: str, values: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-        """An instruction that changes values in place."""
-        count = len(values)
+    def _tied(
+        self, text: str, values: Sequence[Value], args: Sequence[Value], count: int
+    ) -> list[Value]:
+        """An instruction that changes values in place, or begins them."""
         outs = ",".join(["=f"] * count)
-        ties = ",".join([*map(str, range(count)), *(_LETTERS[a.type.name] for a in args)])
+        given = [*map(str, range(len(values))), *(_LETTERS[a.type.name] for a in args)]
+        ties = ",".join([outs, *given, "~{memory}"])
         record = Type(f"{{ {', '.join(['float'] * count)} }}", "", 0, "")
-        given = ", ".join(f"{a.type.name} {a.name}" for a in (*values, *args))
+        operands = ", ".join(f"{a.type.name} {a.name}" for a in (*values, *args))
         whole = self.instr(
-            f'call {record.name} asm sideeffect "{text}", "{outs},{ties},~{{memory}}"({given}) '
-            "convergent nounwind",
+            f'call {record.name} asm sideeffect "{text}", "{ties}"({operands}) convergent nounwind',
             record,
         )
         return [
@@ -307,7 +330,13 @@ class GpuFunction(BlockFunction):
     def exp2_fast(self, x: Value) -> Value:
         return self._asm("ex2.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
 
+    def larger(self, a: Value, b: Value) -> Value:
+        return self._asm("max.f32 $0, $1, $2;", ["f"], [a, b], effect=False)[0]
+
     def activate(self, name: str, x: Value) -> Value:
+        if name == "silu":  # both to 2 units in the last place
+            below = self.exp2_fast(x * -_LOG2_E) + 1.0
+            return x * self._asm("rcp.approx.ftz.f32 $0, $1;", ["f"], [below], effect=False)[0]
         return elements.activate(name, x)
 
     def text(self) -> str:

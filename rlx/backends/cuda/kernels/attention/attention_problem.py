@@ -35,6 +35,7 @@ class AttentionForm:
     softcap: float
     mask: str  # "", "bool" or an element type
     sinks: DType | None
+    coarse: bool = False  # queries and weights may be rounded to the type of keys
 
     @property
     def group(self) -> int:
@@ -110,7 +111,7 @@ def _form(op: Any, node: Node, mask: Value | None, sinks: Value | None) -> Atten
     return AttentionForm(
         q.dtype, k.dtype, node.output.dtype, op.num_heads, op.num_kv_heads, op.head_dim,
         kind.ahead, kind.behind, op.score_scale, op.softcap, given,
-        None if sinks is None else sinks.dtype,
+        None if sinks is None else sinks.dtype, op.coarse,
     )  # fmt: skip
 
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cuda.kernels.attention.attention_problem import Attend, attend_of, suits
+from rlx.backends.cuda.kernels.attention.attention_problem import (
+    Attend,
+    AttentionForm,
+    attend_of,
+    suits,
+)
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import KEYS, QUERIES, FlashAttention
+from rlx.backends.cuda.kernels.attention.group_attention import ROWS, GroupAttention
+from rlx.backends.cuda.kernels.attention.key_rows import key_rows
+from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, HOPPER
+from rlx.backends.cuda.kernels.gemm.problem import is_aligned
 from rlx.backends.cuda.lowering import (
     Context,
     Counters,
@@ -59,13 +68,47 @@ def _reads(node: Node, layouts: Layouts) -> bool:
     return attend_of(node, layouts) is not None
 
 
-@lowers("attention", when=suits, scratch=_scratch, strided=_reads)
+@lowers("attention", "rounded_attention", when=suits, scratch=_scratch, strided=_reads)
 def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     attend = attend_of(node, ctx)
     assert attend is not None  # operands that lie otherwise were copied
     if 0 in node.output.shape.dims:
         return []
-    return [_flash(attend, ctx) if _by_tensor_cores(node) else _decode(attend, ctx)]
+    if not _by_tensor_cores(node):
+        return [_decode(attend, ctx)]
+    return [_by_groups(attend, ctx) or _flash(attend, ctx)]
+
+
+def _by_groups(attend: Attend, ctx: Context) -> KernelLaunch | None:
+    """By groups of four warps, where there are such: queries are rounded to the type of keys."""
+    form = attend.form
+    if ctx.cpu != HOPPER or form.dim not in (64, 128) or not is_aligned(attend.node.output, ctx):
+        return None
+    if not (form.q is form.kv or form.coarse):
+        return None
+    kernel = _group_kernel(form, ctx.upper(attend.batch), ctx.upper(attend.rows))
+    found = [key_rows(attend, i, kernel.keys, ctx) for i in (1, 2)]
+    maps = [x for x in found if x is not None]
+    if len(maps) < len(found):
+        return None
+    heads = attend.batch * form.heads
+    q, _, _, *others = attend.pointers
+    strides = [attend.strides[0], *(places for _, places in maps), attend.strides[3]]
+    numbers = [s for of in strides for s in of]
+    args = [
+        q, *(tensor_map for tensor_map, _ in maps), *others, heads, attend.rows, attend.keys,
+        *numbers, *attend.mask_strides,
+    ]  # fmt: skip
+    tiles = -(-ctx.upper(attend.rows) // kernel.queries)
+    return KernelLaunch(kernel, args, blocks=ctx.upper(heads) * tiles)
+
+
+def _group_kernel(form: AttentionForm, batch: int, rows: int) -> GroupAttention:
+    """Two groups of a block have queries of their own where that leaves enough blocks; else they
+    share them."""
+    if batch * form.heads * -(-rows // ROWS) >= 2 * BLOCKS:
+        return GroupAttention(form, 128)
+    return GroupAttention(form, 64, shares=True)
 
 
 def _flash(attend: Attend, ctx: Context) -> KernelLaunch:

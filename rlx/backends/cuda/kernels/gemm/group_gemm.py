@@ -27,6 +27,8 @@ _ROOM = 226 << 10
 _MOST_STAGES = 8
 _FULL, _EMPTY = 16, 16 + 8 * _MOST_STAGES  # where mbarriers are
 _RASTER = 16  # tiles below each other before the next column begins
+_TOGETHER = 8  # pairs of the result whose operands are loaded before the first is stored
+_FEW_SUMS = 64  # of a thread, which leave registers for that
 _MANY, _FEW = 232, 40  # registers of those that multiply, and of those that copy
 
 
@@ -333,19 +335,23 @@ class _Emitter:
         f, kernel = self.f, self.kernel
         shown = kernel.columns // self.tile.across // 8
         is_wide = kernel.epilogue.out.bytes == 2 and kernel.n % 8 == 0 and shown % 4 == 0
+        step = 4 if is_wide else 1
+        waits = kernel.epilogue.extras and self.tile.sums <= _FEW_SUMS
+        together = max(step, _TOGETHER if waits else 1)
         for half in range(2):
             row = row0 + self.row + 8 * half
             there = f.min(row, self.m - 1).to(i64)
             scale = f.load(f.gep(self.scales, there, 4), f32) if kernel.scaled else None
-            step = 4 if is_wide else 1
-            for j in range(0, shown, step):
+            for first in range(0, shown, together):
                 made = [
-                    self._finished(sums, j + i, half, there, column0, scale) for i in range(step)
+                    self._finished(sums, j, half, there, column0, scale)
+                    for j in range(first, min(first + together, shown))
                 ]
-                if is_wide:
-                    self._store_wide(row, column0 + 8 * j, made)
-                else:
-                    self._store_pair(row, column0 + self.column + 8 * j, made[0])
+                for i in range(0, len(made), step):
+                    if is_wide:
+                        self._store_wide(row, column0 + 8 * (first + i), made[i : i + 4])
+                    else:
+                        self._store_pair(row, column0 + self.column + 8 * (first + i), made[i])
 
     def _finished(
         self, sums: list[Value], j: int, half: int, row: Value, column0: Value, scale: Value | None

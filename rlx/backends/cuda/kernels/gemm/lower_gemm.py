@@ -53,7 +53,7 @@ def _scratch(node: Node) -> int:
 
 
 @lowers("matmul", scratch=_scratch)
-@lowers("fused_matmul_bias_act", "fused_swiglu", when=is_product, scratch=_scratch)
+@lowers("fused_matmul_bias_act", "fused_swiglu", "wide_matmul", when=is_product, scratch=_scratch)
 def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
     product = product_of(node, ctx)
     if product is not None and suits_gemv(product):

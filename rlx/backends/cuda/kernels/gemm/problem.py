@@ -54,7 +54,7 @@ def product_of(node: Node, ctx: Layouts) -> Product | None:
     extras = node.inputs[1 + len(weights) :]
     activation = getattr(op, "activation", "none")
     bias = residual = None
-    if op.name == "fused_matmul_bias_act":
+    if op.name in ("fused_matmul_bias_act", "wide_matmul"):
         there = op.extras(*extras)
         bias, residual = (None if v is None else v.dtype for v in there)
     x = node.inputs[0]
