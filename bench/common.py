@@ -8,8 +8,10 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from bench.instruction_set import held
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ def interleaved(
 
 
 def finish(bars: Sequence[Bar], json_file: str | None) -> int:
-    """Print every bar, write them if asked; the exit status says whether all were met."""
+    """Print every bar, write them if asked; the exit status says whether all were met. Names end in
+    the instruction set that RLX_TARGET holds them to."""
+    if isa := held():
+        bars = [replace(b, name=f"{b.name}_{isa}") for b in bars]
     for bar in bars:
         print(bar)
     if json_file:
