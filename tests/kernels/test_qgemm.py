@@ -87,7 +87,9 @@ def test_rows_of_several_chunks(left_over, target):
 
 
 @pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K", "IQ4_XS", "int8", "int4_asym"])
+@pytest.mark.parametrize(
+    "name", ["Q8_0", "Q4_1", "Q6_K", "IQ4_XS", "int8", "int8_b64", "int4_asym"]
+)
 def test_many_rows_of_long_k(name, target):
     """Where weights are unpacked: several runs of blocks, parts of rows, and one row left over."""
     scheme, k, rows = QuantScheme.parse(name), 1536, ACC_ROWS + 5
@@ -95,6 +97,20 @@ def test_many_rows_of_long_k(name, target):
     parts = random_weight(scheme, (20,), k, rng)
     layout = row_layout(scheme, k, target)
     check_product(scheme, layout, parts, rng.standard_normal((rows, k)), target)
+
+
+@pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
+def test_int8_weights_of_any_size(target):
+    """Sums of 16 bits hold what the quantiser makes, and not these: they must not be taken."""
+    scheme, k = QuantScheme.parse("int8_b64"), 256
+    rng = np.random.default_rng(14)
+    x = rng.uniform(0.9, 1.0, (13, k))
+    x[1::2] *= -1
+    codes = rng.integers(-32, 33, (40, k)).astype(np.int8)
+    codes[3], codes[17] = -128, 127
+    codes[33, 64:128:16], codes[33, 65:128:16] = 127, 127
+    parts = [codes, rng.uniform(0.5, 1.0, (40, k // 64)).astype(np.float32)]
+    check_product(scheme, row_layout(scheme, k, target), parts, x, target)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
