@@ -15,6 +15,7 @@ from rlx.errors import ShapeError
 from rlx.ir.dtype import DType, f32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
+from rlx.llvm.target import Target
 
 # -- layouts ----------------------------------------------------------------------------------
 
