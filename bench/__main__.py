@@ -1,4 +1,7 @@
-"""`python -m bench NAME [--quick] [--json FILE]`, `python -m bench all`, `python -m bench list`."""
+"""`python -m bench NAME [--quick] [--json FILE]`, `python -m bench all`, `python -m bench list`.
+
+RLX_TARGET=znver3 in front measures AVX2 code, against peers held to AVX2 where they can be.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import sys
 from pathlib import Path
 
 import bench
+from bench.instruction_set import hold_peers
 
 _ALIASES = {"qmatmul": "qgemm"}
 _HELPERS = {
-    "__main__", "common", "peers", "qwen3", "random_model", "results", "start_models",
-    "vocabularies",
+    "__main__", "common", "instruction_set", "peers", "qwen3", "random_model", "results",
+    "start_models", "vocabularies",
 }  # fmt: skip
 
 
@@ -34,6 +38,7 @@ def main(argv: list[str]) -> int:
     if name not in names():
         print(f"bench: no such bench: {name}; there are {', '.join(names())}", file=sys.stderr)
         return 2
+    hold_peers()  # before NumPy is imported
     return int(importlib.import_module(f"bench.{name}").main(rest))
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rlx.llvm.target import Target
-
-AVX2 = "znver3"
-"""What RLX_TARGET is for `--avx2`: AVX2 and FMA, no AVX-512, no VNNI."""
+from bench.instruction_set import held
 
 
 @dataclass(frozen=True)
@@ -57,25 +53,6 @@ def arguments(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def instruction_set(target: Target | None = None) -> str:
-    """The name of the widest vector instructions of a target, the host's if none is given."""
-    target = target or Target.host()
-    if target.is_x86:
-        return "avx512" if target.avx512 else "avx2" if target.avx2 else "sse"
-    return "neon"
-
-
-def add_avx2(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--avx2", action="store_true", help=f"hold RLX to AVX2, as RLX_TARGET={AVX2} does"
-    )
-
-
-def hold_to_avx2() -> None:
-    """Have this process and those it starts use AVX2 alone, oneDNN included (OpenVINO, torch)."""
-    os.environ |= {"RLX_TARGET": AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-
-
 def median_time(run: Callable[[], object], repeat: int = 5, inner: int = 1) -> float:
     """Seconds per call: the median of `repeat` samples of `inner` calls, collector off."""
     return interleaved([run], repeat, inner)[0]
@@ -104,7 +81,11 @@ def interleaved(
 
 
 def finish(bars: Sequence[Bar], json_file: str | None) -> int:
-    """Print every bar, write them if asked; the exit status says whether all were met."""
+    """Print every bar, write them if asked; the exit status says whether all were met. Names end in
+    the instruction set that RLX_TARGET holds them to."""
+    if isa := held():
+        named = [b.name if b.name.endswith(isa) else f"{b.name}_{isa}" for b in bars]
+        bars = [replace(b, name=name) for b, name in zip(bars, named, strict=True)]
     for bar in bars:
         print(bar)
     if json_file:

@@ -31,7 +31,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.common import Bar, add_avx2, arguments, finish, hold_to_avx2, instruction_set
+from bench.common import Bar, arguments, finish
+from bench.instruction_set import add_avx2, hold_to_avx2, instruction_set
 from bench.peers.genai import Start, openvino_genai, ort_genai
 from bench.peers.pipe import Peer, PeerMissing
 from bench.random_model import BLOCK_TYPES, write_random_model

@@ -13,15 +13,8 @@ import time
 
 import numpy as np
 
-from bench.common import (
-    Bar,
-    add_avx2,
-    arguments,
-    finish,
-    hold_to_avx2,
-    instruction_set,
-    interleaved,
-)
+from bench.common import Bar, arguments, finish, interleaved
+from bench.instruction_set import add_avx2, hold_to_avx2, instruction_set
 from bench.random_model import random_blocks
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.qgemm.qgemm import QuantGemm, row_layout

@@ -4,6 +4,7 @@ Run by the peer's Python with the folder, the number of threads and a folder for
 Commands: {"do": "time", "engine": name, "batch": b, "seq": s, "repeat": r, "seed": n},
 {"do": "vectors", …}, {"do": "cold", "engine": name}, {"do": "new_shape", …},
 {"do": "texts", "path": file, "batch": b}. Engines: onnxruntime, onnxruntime-int8, openvino.
+BENCH_PEER_ISA=avx2 in the environment holds ONNX Runtime to AVX2; others have their own switches.
 """
 
 from __future__ import annotations
@@ -176,6 +177,10 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
+    if os.environ.get("BENCH_PEER_ISA") == "avx2":
+        from hold_avx2 import hold_onnxruntime
+
+        hold_onnxruntime(WORK)
     if sys.argv[4:5] == ["--cold"]:
         engine(sys.argv[5], 1, 16)(feed(1, 16, 0))
         return

@@ -13,7 +13,7 @@ import pytest
 from cli_support import write_tiny
 
 from bench import llm, results
-from bench.common import instruction_set
+from bench.instruction_set import instruction_set
 from bench.peers.genai import openvino_genai, ort_genai
 from bench.peers.pipe import PeerMissing
 from rlx.errors import InputError

@@ -7,7 +7,7 @@ import pytest
 
 from bench import __main__ as benches
 from bench import llm
-from bench.common import AVX2, instruction_set
+from bench.instruction_set import AVX2, instruction_set
 from bench.random_model import BLOCK_TYPES, SPREAD, random_blocks, write_random_model
 from rlx.errors import InputError
 from rlx.formats.gguf import GgufFile

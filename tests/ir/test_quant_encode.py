@@ -92,11 +92,34 @@ def test_integer_encoders(name: str, suffix: str) -> None:
         step = span / (levels - 1)
     else:
         step = np.abs(groups).max(-1) / (levels // 2 - 1)
+    if name.startswith("int8_b") and not suffix:
+        step = np.maximum(step, lane_sums(groups) / 254)
     np.testing.assert_array_equal(part.scale, step.astype(np.float32))
     error = np.abs(decode(scheme, *part).reshape(groups.shape) - groups)
     # Half a step; a rounded zero point can push the end of the range out by another half.
     assert np.all(error <= step[..., None] * ((1.0 if suffix else 0.5) + 1e-5))
     assert np.all(decode(scheme, *part)[w == 0] == 0)
+
+
+def lane_sums(blocks: np.ndarray) -> np.ndarray:
+    """The largest sum of weights of one sign among k, k + 1, k + 4, k + 5, ... of 16."""
+    found = []
+    for start in range(0, blocks.shape[-1], 16):
+        for first in (start, start + 2):
+            lane = [blocks[..., first + 4 * j + i] for j in range(4) for i in range(2)]
+            found += [np.clip(lane, 0, None).sum(0), -np.clip(lane, None, 0).sum(0)]
+    return np.max(found, axis=0)
+
+
+@pytest.mark.parametrize("name", ["int8_b32", "int8_b64"])
+def test_products_of_int8_blocks_fit_sixteen_bits(name: str) -> None:
+    """Codes up to 127 times eight weights: the sum of those of one sign stays below 2^15."""
+    w = weights(64)
+    w[5], w[6, ::2] = 1.0, -3.0
+    part = encode(QuantScheme.parse(name), w)
+    codes = part.data.astype(np.int64)
+    assert lane_sums(codes).max() * 127 <= 32767
+    assert np.abs(codes[7:]).max() == 127  # other blocks keep their range
 
 
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e4m3_b128", "fp8_e5m2", "fp8_e5m2_b64"])

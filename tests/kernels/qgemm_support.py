@@ -135,13 +135,13 @@ def rounding_bound(
 def activation_bound(
     scheme: QuantScheme, layout: RowLayout, x: np.ndarray, parts: list[np.ndarray]
 ) -> np.ndarray:
-    """What codes of 8 bits in place of x may add: half a step of its block for each weight.
+    """What codes of 8 or 7 bits in place of x may add: half a step of its block for each weight.
 
     The codes are computed in f32 (a product, a quotient, a rounding), which moves them by less than
     2^-16 of a step, so that a number halfway between two codes may get the farther one.
     """
     size = layout.size(x.shape[-1])
-    steps = np.abs(x).reshape(len(x), -1, size).max(axis=2) / 127
+    steps = np.abs(x).reshape(len(x), -1, size).max(axis=2) / layout.limit
     weights = np.abs(decode(scheme, *parts).astype(np.float64))
     sums = weights.reshape(len(weights), -1, size).sum(axis=2)
     return (0.5 + 2.0**-16) * (steps @ sums.T)

@@ -148,7 +148,16 @@ def test_repacking_natively_gives_the_same_column_tiles(scheme, target):
 
 
 @pytest.mark.parametrize(
-    "layout", ["block32x8", "block64x4", "block0x8", "shared64x8", "shared128x4", "superblock256x8"]
+    "layout",
+    [
+        "block32x8",
+        "block64x4",
+        "block0x8",
+        "shared64x8",
+        "shared128x4",
+        "unsigned64x4",
+        "superblock256x8",
+    ],
 )
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_quantised_rows_are_those_of_the_reference(layout, dtype):

@@ -7,13 +7,15 @@ import pytest
 from gemm_support import check, draw, gemm, native, wide
 from program_support import HOST, SETUPS, Native
 
-from rlx.backends.cpu.kernels.gemm.gemm import KC, MC
+from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
+from rlx.backends.cpu.kernels.gemm.gemm import KC, MC, NARROW_KC, Gemm
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
 from rlx.backends.cpu.layouts.pack import PackMatMul, unpack
 from rlx.errors import ShapeError
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, f32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
+from rlx.llvm.target import Target
 
 # -- layouts ----------------------------------------------------------------------------------
 
@@ -277,3 +279,11 @@ def test_narrow_weights_that_would_grow_stay_as_they_are():
     g = Graph()
     g.set_outputs(g.matmul(g.input("x", ["rows", 30000]), g.param("w", (30000, 3))))
     assert [n.op.name for n in pack_weights(g, HOST).nodes] == ["input", "param", "matmul"]
+
+
+def test_blocks_fit_the_caches_of_cpus_with_few_registers():
+    """32 kB of L1 hold a panel and a tile's rows, 512 kB of L2 a block of rows and partial sums."""
+    spec, target = Gemm(f32, f32, Epilogue(f32)), Target.named("x86-64-v3")
+    tile = spec.tile_shape(target)
+    assert (tile.nr + tile.mr) * 4 * NARROW_KC <= 32 << 10
+    assert 4 * MC * NARROW_KC + spec.scratch(target, MC, 4096, 4096) <= 512 << 10

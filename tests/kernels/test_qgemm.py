@@ -105,6 +105,7 @@ def test_rows_of_several_chunks(left_over, target):
         slow("IQ3_S"),
         slow("IQ1_M"),
         "int8",
+        "int8_b64",
         "int4_asym",
     ],
 )
@@ -130,6 +131,20 @@ def test_grid_types_in_drawn_shapes(name, target):
         parts = random_weight(scheme, (n,), k, rng)
         layout = row_layout(scheme, k, target)
         check_product(scheme, layout, parts, rng.standard_normal((rows, k)), target)
+
+
+@pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
+def test_int8_weights_of_any_size(target):
+    """Sums of 16 bits hold what the quantiser makes, and not these: they must not be taken."""
+    scheme, k = QuantScheme.parse("int8_b64"), 256
+    rng = np.random.default_rng(14)
+    x = rng.uniform(0.9, 1.0, (13, k))
+    x[1::2] *= -1
+    codes = rng.integers(-32, 33, (40, k)).astype(np.int8)
+    codes[3], codes[17] = -128, 127
+    codes[33, 64:128:16], codes[33, 65:128:16] = 127, 127
+    parts = [codes, rng.uniform(0.5, 1.0, (40, k // 64)).astype(np.float32)]
+    check_product(scheme, row_layout(scheme, k, target), parts, x, target)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

@@ -3,8 +3,6 @@ with a scale (Q4_0 to Q8_1, Q1_0, ternary TQ1_0 and TQ2_0, MXFP4 and NVFP4)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import ml_dtypes
 import numpy as np
 
@@ -22,9 +20,7 @@ from rlx.ir.quant.blocks import (
     require_finite,
 )
 from rlx.ir.quant.kquants import STEPS, fit_line, fit_scale, joined
-
-if TYPE_CHECKING:
-    from rlx.ir.quant.scheme import QuantScheme
+from rlx.ir.quant.scheme import LANE_LIMIT, LANE_WORDS, QuantScheme
 
 
 @decoder("F32", ("x", "<f4"))
@@ -91,7 +87,7 @@ def encode_rows(scheme: QuantScheme, values: F32) -> tuple[Array, F32 | None, Ar
     elif scheme.has_zero_point:
         q, scale, zp = _affine(groups, *((-128, 127) if scheme.packed_dtype == "i8" else (0, 15)))
     elif scheme.packed_dtype == "i8":
-        q, scale = _symmetric(groups, 127)
+        q, scale = _symmetric(groups, 127, _lane_scales(groups) if scheme.block else 0.0)
     else:
         q, scale = _symmetric(groups, 7)
         q = q + 8
@@ -117,8 +113,20 @@ def _fp8_to_f32(packed: Array) -> F32:
     return every.take(packed.view(np.uint8))
 
 
-def _symmetric(x: Array, limit: int) -> tuple[Array, F32]:
-    scale = (np.abs(x).max(axis=-1, initial=0) / limit).astype(np.float32)
+def _lane_scales(x: Array) -> Array | float:
+    """Scales with which the sums of lanes fit LANE_LIMIT."""
+    if x.shape[-1] % (4 * LANE_WORDS):
+        return 0.0
+    lanes = x.reshape(*x.shape[:-1], -1, LANE_WORDS, 2, 2)
+    above = np.maximum(lanes, 0).sum(axis=(-3, -1))
+    below = above - lanes.sum(axis=(-3, -1))
+    worst: Array = np.maximum(above, below).max(axis=(-2, -1), initial=0)
+    return worst / (LANE_LIMIT - LANE_WORDS)  # rounding adds up to a half for each of two a word
+
+
+def _symmetric(x: Array, limit: int, least: Array | float = 0.0) -> tuple[Array, F32]:
+    """Codes up to `limit`, with scales of at least `least`."""
+    scale = np.maximum(np.abs(x).max(axis=-1, initial=0) / limit, least).astype(np.float32)
     return np.rint(_divide(x, scale)).clip(-limit, limit), scale
 
 

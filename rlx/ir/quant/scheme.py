@@ -9,6 +9,8 @@ A packed weight is out-major: one row per output channel, blocks along the input
     fp8          packed f8e4m3 or f8e5m2 [N, K], scale f32 [N, K/block]
 
 Without a block the scale is per output channel: [N, 1]. A value is `(q - zero_point) * scale`.
+Symmetric int8 weights are quantised by blocks such that CPUs may sum products in 16 bits: see
+LANE_LIMIT.
 """
 
 from __future__ import annotations
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 # Weights per task: fewer are limited by the interpreter, more by memory.
 _WEIGHTS_PER_TASK = 1 << 18
+
+LANE_WORDS = 4
+"""Words of four weights whose products a CPU without four-way dot products sums in 16 bits: the
+first two weights of each word in one lane, the others in another."""
+LANE_LIMIT = 32767 // 127
+"""What the weights of one sign in a lane add up to at most: they are multiplied by up to 127."""
 
 _NUMPY_NAMES = {
     "u8": "uint8",

@@ -8,11 +8,12 @@ where that is enough, with arbitrary padding. Inside a tile everything is 4-byte
     shared      scale, shared by several runs of 32 codes (blocks of a Q8_0 weight), and for each
                 run the start of its dot product with bytes that have 128 added:
                 BIAS - 128 * (sum of the codes), see `BIAS`
+    unsigned    scale; codes have 7 bits and OFFSET added
     superblock  scale, the sums of its 16 runs of 16 codes as pairs of i16, those of its 8 runs
                 of 32
 
-A code is round(x / scale) with scale = max|x| / 127 over the block. Pairs of sums hold runs
-(0, 2), (1, 3), (4, 6), (5, 7), ...: the order in which byte scales widen to pairs.
+A code is round(x / scale) with scale = max|x| / 127 over the block (63 for 7 bits). Pairs of sums
+hold runs (0, 2), (1, 3), (4, 6), (5, 7), ...: the order in which byte scales widen to pairs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ TINY = 2.0**-120
 # The bits of 1.5 * 2^23: adding an integer below 2^22 to them adds its value to the float.
 BIAS = 0x4B400000
 RUN = 32
+OFFSET = 64  # what "unsigned" codes have added
 _PAIRS = ((0, 2), (1, 3))
 
 
@@ -50,15 +52,17 @@ class RowLayout:
 
     @staticmethod
     def parse(text: str, where: str) -> RowLayout:
-        found = re.fullmatch(r"(block|shared|superblock)(\d+)x([1-9]\d*)", text)
+        found = re.fullmatch(r"(block|shared|unsigned|superblock)(\d+)x([1-9]\d*)", text)
         kind, size = (found[1], int(found[2])) if found else ("", 0)
-        fits = {"block": True, "shared": size and size % RUN == 0, "superblock": size == SUPERBLOCK}
+        runs = size > 0 and size % RUN == 0
+        fits = {"block": True, "shared": runs, "unsigned": runs, "superblock": size == SUPERBLOCK}
         if found is None or not fits[kind]:
             raise AttributeValueError(
                 "unknown layout of activations",
                 where=f"{where}.layout",
                 got=text,
-                expected=f"blockBxT, sharedBxT (B a multiple of {RUN}) or superblock{SUPERBLOCK}xT",
+                expected=f"blockBxT, sharedBxT or unsignedBxT (B a multiple of {RUN}), "
+                f"or superblock{SUPERBLOCK}xT",
             )  # fmt: skip
         return RowLayout(found[1], int(found[2]), int(found[3]))
 
@@ -69,7 +73,18 @@ class RowLayout:
     @property
     def meta(self) -> int:
         """Metadata words of a block."""
-        return {"block": 3, "shared": 1 + self.block // RUN, "superblock": 13}[self.kind]
+        sizes = {"block": 3, "shared": 1 + self.block // RUN, "unsigned": 1, "superblock": 13}
+        return sizes[self.kind]
+
+    @property
+    def limit(self) -> int:
+        """The largest code."""
+        return 63 if self.kind == "unsigned" else 127
+
+    @property
+    def offset(self) -> int:
+        """What codes have added."""
+        return OFFSET if self.kind == "unsigned" else 0
 
     def row_bytes(self, k: int) -> int:
         if k == 0:
@@ -114,7 +129,9 @@ def dequantized_rows(layout: RowLayout, packed: Array, rows: int, k: int) -> Arr
         codes = np.ascontiguousarray(tile[..., : size // 4]).view(np.int8)
         scale = np.ascontiguousarray(tile[..., size // 4]).view(np.float32)
         with np.errstate(invalid="ignore"):
-            out[start : start + width] = (codes * scale[..., None]).reshape(len(tile), k)
+            out[start : start + width] = ((codes - layout.offset) * scale[..., None]).reshape(
+                len(tile), k
+            )
         at = end
     return out
 
@@ -133,15 +150,17 @@ def _blocks(layout: RowLayout, x: Array) -> tuple[Array, Array]:
     peak = np.abs(blocks).max(axis=2, initial=0)
     usable = ~(peak < TINY)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        inverse = np.where(usable, np.float32(127) / peak, np.float32(0)).astype(np.float32)
+        inverse = np.where(usable, np.float32(layout.limit) / peak, np.float32(0))
+        inverse = inverse.astype(np.float32)
         codes = np.rint(blocks * inverse[..., None])
-        scale = np.where(usable, peak * np.float32(1 / 127), np.float32(0)).astype(np.float32)
+        scale = np.where(usable, peak * np.float32(1 / layout.limit), np.float32(0))
+        scale = scale.astype(np.float32)
     return np.nan_to_num(codes, nan=0.0).astype(np.int8), scale
 
 
 def _codes(layout: RowLayout, x: Array) -> Array:
     codes, _ = _blocks(layout, x)
-    return _words(codes)
+    return _words(codes + np.int8(layout.offset))
 
 
 def _words(array: Array) -> Array:
@@ -157,6 +176,8 @@ def _meta(layout: RowLayout, x: Array) -> Array:
             parts = [scale, -total, scale * total.astype(np.float32)]
         return np.stack([p.view(np.uint32) for p in parts], axis=2)
     pairs = [scale.view(np.uint32)[..., None]]
+    if layout.kind == "unsigned":
+        return pairs[0]
     if layout.kind == "shared":
         runs = codes.reshape(*codes.shape[:2], layout.block // RUN, RUN).sum(axis=3, dtype=np.int32)
         return np.concatenate([*pairs, (BIAS - 128 * runs).view(np.uint32)], axis=2)

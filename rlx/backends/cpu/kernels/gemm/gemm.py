@@ -127,9 +127,21 @@ class _Pack:
 
 MC = 192  # rows of a packed block of x
 KC = 384  # k of a block: packed rows and a panel fit in an L2 cache of 512 kB
+NARROW_KC = 256  # k of several blocks with narrow panels: a tile's rows and a panel fit in 32 kB
 PANEL_GROUP = 32  # panels whose partial sums are kept between k blocks
+NARROW_GROUP = 16  # the same of narrow panels: sums and rows fit in an L2 cache of 512 kB
 _BLOCK_OVERHEAD = 3  # cost of starting a unit of work, in rows
 _POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "table"])
+
+
+def is_narrow(shape: TileShape) -> bool:
+    """Whether panels are those of targets with few registers."""
+    return shape.vectors <= 2
+
+
+def panel_group(shape: TileShape) -> int:
+    """Panels whose partial sums are kept between k blocks."""
+    return NARROW_GROUP if is_narrow(shape) else PANEL_GROUP
 
 
 def batch_args(axes: int) -> list[str]:
@@ -200,7 +212,7 @@ class Gemm(KernelSpec):
         return self.x_unit == "k" and memory_type(self.x) is compute_type(self.epilogue.out)
 
     def tile_shape(self, target: Target) -> TileShape:
-        return TileShape.of(target, compute_type(self.epilogue.out))
+        return TileShape.of(target, compute_type(self.epilogue.out), self.w)
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         """Bytes each worker needs when there are at most `rows` rows."""
@@ -215,7 +227,7 @@ class Gemm(KernelSpec):
             total += round_up(kc * g.nr * memory_type(self.panel).bytes, 64)
         tiles = 1
         if k > KC:
-            tiles = min(-(-n // self.epilogue.columns(g)), PANEL_GROUP) * (tall // g.mr)
+            tiles = min(-(-n // self.epilogue.columns(g)), panel_group(g)) * (tall // g.mr)
         return total + max(tiles, 1) * g.tile_bytes
 
     def emit(self, m: Module) -> None:
@@ -342,6 +354,8 @@ class GemmEmitter:
         """Set `kc`, the size of a k block, for a GEMM of so many rows."""
         f, k = self.f, self["k"]
         blocks = f.max(f.ceil_div(k, KC), 1)
+        if is_narrow(self.g):
+            blocks = f.select(k > KC, f.ceil_div(k, NARROW_KC), blocks)
         if not self.spec.packs_w:
             # Few rows stream the weights once: one pass over the whole k.
             blocks = f.select(rows > self.g.mr, blocks, 1)
@@ -354,7 +368,7 @@ class GemmEmitter:
         """Rows of x against panels [first, last); `at` is their first element in the result."""
         f = self.f
         # Partial sums are kept for a group of panels; a single k block leaves none.
-        group = f.select(self.one_k_block, f.max(last, 1), f.i64(PANEL_GROUP))
+        group = f.select(self.one_k_block, f.max(last, 1), f.i64(panel_group(self.g)))
         for start in f.range(first, last, group):
             stop = f.min(start + group, last)
             for k in f.range(0, self["k"], self.kc, guard=False):

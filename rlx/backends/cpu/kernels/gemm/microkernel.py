@@ -36,13 +36,16 @@ class TileShape:
     vectors_at_once: int = 4
 
     @staticmethod
-    def of(target: Target, acc: Type) -> TileShape:
+    def of(target: Target, acc: Type, weight: DType) -> TileShape:
         # 6 rows of 4 vectors (2 with 16 registers) leave registers for a row of the panel and a
         # broadcast, and are enough independent chains to hide the FMA latency; 4 vectors are nearly
         # enough for a single row. Wide tiles with few rows beat tall ones of the same size when
-        # weights must be converted.
+        # weights must be converted. With 16 registers a panel of weights that need not be is two
+        # vectors wide: more would not stay in the L1 cache from one tile of rows to the next.
         at_once = 4 if target.num_vector_registers >= 32 else 2
-        return TileShape(acc, target.lanes(acc.bits), vectors=4, vectors_at_once=at_once)
+        converts = memory_type(weight).bytes < acc.bytes
+        vectors = 4 if converts else at_once
+        return TileShape(acc, target.lanes(acc.bits), vectors, vectors_at_once=at_once)
 
     @property
     def sizes(self) -> tuple[int, ...]:

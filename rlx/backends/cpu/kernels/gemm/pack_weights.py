@@ -59,7 +59,7 @@ class _Packer:
         same_shape = all(w.shape is first for w in weights)
         if not (constant and same_shape and first.rank in (2, 3)) or result.kind == "complex":
             return None
-        width = TileShape.of(self.target, compute_type(result)).nr
+        width = TileShape.of(self.target, compute_type(result), first.dtype).nr
         op = PackMatMul(layout or panel_layout(width, pair=len(weights) == 2))
         shapes = [w.shape for w in weights]
         given = sum(map(_bytes, shapes))

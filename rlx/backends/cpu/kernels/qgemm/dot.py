@@ -208,6 +208,14 @@ class Pairwise(IntDot):
     def _pair(self, a: Value, b: Value) -> Value:
         return self._call(self._wd, self.sums, a.bits(self.halves), b.bits(self.halves))
 
+    def multiply_bytes(self, unsigned: Value, signed: Value) -> Value:
+        """Sums of two products of bytes, in 16 bits, which saturate."""
+        return self._call(self._ubs, self.halves, unsigned, signed)
+
+    def multiply_halves(self, a: Value, b: Value) -> Value:
+        """Sums of two products of i16, in 32 bits."""
+        return self._pair(a, b)
+
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
         return total + self._pair(a, b)
 

@@ -27,6 +27,7 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
 from rlx.backends.cpu.kernels.qgemm.dot import MicroTile, Vnni, dot_kind
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GRID_FORMATS
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
+from rlx.backends.cpu.kernels.qgemm.narrow_gemm import NarrowFormat, NarrowGemm, suits_narrow
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm
 from rlx.backends.cpu.kernels.spec import KernelSpec
@@ -48,6 +49,8 @@ def format_of(scheme: QuantScheme, layout: RowLayout | None = None) -> Format:
     """The format that emits a tile's dot products, for weights of a scheme and rows of a layout."""
     if layout is not None and layout.kind == "shared":
         return SharedScaleFormat(layout.block)
+    if layout is not None and layout.kind == "unsigned":
+        return NarrowFormat(layout.block)
     made = KQUANT_FORMATS.get(scheme.name) or GRID_FORMATS.get(scheme.name)
     if made is not None:
         return made()
@@ -68,6 +71,9 @@ def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
     wide = dot_kind(target) is Vnni and target.num_vector_registers >= 32
     if scheme.name == "Q8_0" and wide and k % SHARED_BLOCK == 0:
         return RowLayout("shared", SHARED_BLOCK, tile_rows(target))
+    if suits_narrow(scheme, target):
+        assert scheme.block is not None
+        return RowLayout("unsigned", scheme.block, tile_rows(target))
     fmt = format_of(scheme)
     return RowLayout(fmt.kind, fmt.block, tile_rows(target))
 
@@ -120,9 +126,12 @@ class QuantGemmEmitter:
         self.columns = spec.epilogue.columns(shape)
         self.layout = spec.layout
         fmt = format_of(spec.scheme, self.layout)
-        self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, self.layout, self.tiles_per_panel)
-        unpacked = () if self.unpacked is None else self.unpacked.adds
-        widths = [rows for rows in self.layout.widths if rows not in unpacked]
+        self.unpacked: UnpackedGemm | NarrowGemm | None
+        if self.layout.kind == "unsigned":
+            self.unpacked = NarrowGemm(m, spec.scheme, self.layout, self.tiles_per_panel)
+        else:
+            self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, self.layout, self.tiles_per_panel)
+        widths = self.layout.widths if self.unpacked is None else self.unpacked.packed_widths
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
         self.epilogue = emit_epilogue(m, shape, spec.epilogue, spec.args, self.routed)
         self.f = m.kernel()
@@ -204,7 +213,7 @@ class QuantGemmEmitter:
 
     def _gemm_unpacked(
         self,
-        unpacked: UnpackedGemm,
+        unpacked: UnpackedGemm | NarrowGemm,
         column_tiles: Value,
         column: Value,
         x: Value,
@@ -215,7 +224,9 @@ class QuantGemmEmitter:
         f = self.f
         for r in f.range(first, last, ACC_ROWS):
             left = f.min(last - r, ACC_ROWS)
-            whole = left - unpacked.left_over(left)
+            # rows at the end that lie in a tile of their own, which reads packed weights
+            rest = left & self.layout.tile - 1
+            whole = left - f.select(rest <= max(self.tiles), rest, 0)
             rows = f.gep(x, r * self["row"])
             unpacked.clear(whole)
             for s in range(self.tiles_per_panel):

@@ -48,9 +48,13 @@ class TileBlock:
 
     def emit(self) -> None:
         f, block = self.f, self.layout.block
-        self.scale, inverse = scale_and_inverse(f, self._row_maxima())
+        self.scale, inverse = scale_and_inverse(f, self._row_maxima(), self.layout.limit)
         self.factors = [f.shuffle(inverse, None, [r] * _STEP) for r in range(self.tile)]
         self._store_meta(self.scale, 0)
+        if self.layout.kind == "unsigned":
+            for i in f.range(0, block, RUN):
+                self._encode(i)
+            return
         if self.layout.kind == "superblock":
             for half in f.range(0, 2):
                 self._half_superblock(half)
@@ -95,7 +99,7 @@ class TileBlock:
         return [self._sum(f.slice(lines, j * 4 * t, 4 * t)) for j in range(2)]
 
     def _words(self, row: int, i: Value) -> Value:
-        codes = encode(self.f, self._load(row, i), self.factors[row])
+        codes = encode(self.f, self._load(row, i), self.factors[row], self.layout.offset)
         return codes.to(i8).bits(vec(_STEP // 4, i32))
 
     def _sum(self, lines: Value) -> Value:
@@ -145,17 +149,18 @@ def pack_i16(low: Value, high: Value) -> Value:
     return low & 0xFFFF | high << 16
 
 
-def scale_and_inverse(f: Function, maximum: Value) -> tuple[Value, Value]:
-    """The scale of a block and its inverse, from max|x|."""
+def scale_and_inverse(f: Function, maximum: Value, limit: int = 127) -> tuple[Value, Value]:
+    """The scale of a block and its inverse, from max|x|, for codes up to `limit`."""
     usable = ~(maximum < TINY)
-    inverse = f.select(usable, f.const(127.0, maximum.type) / maximum, 0.0)
-    return f.select(usable, maximum * (1 / 127), 0.0), inverse
+    inverse = f.select(usable, f.const(float(limit), maximum.type) / maximum, 0.0)
+    return f.select(usable, maximum * (1 / limit), 0.0), inverse
 
 
-def encode(f: Function, numbers: Value, inverse: Value) -> Value:
-    """Codes, as i32. Adding 1.5 * 2^23 rounds to nearest even and leaves them in the low bits."""
+def encode(f: Function, numbers: Value, inverse: Value, offset: int = 0) -> Value:
+    """Codes plus `offset`, as i32. Adding 1.5 * 2^23 rounds to nearest even and leaves them in the
+    low bits."""
     with f.exact():
-        return (numbers * inverse + 12582912.0).bits() - BIAS
+        return (numbers * inverse + 12582912.0).bits() - (BIAS - offset)
 
 
 @dataclass(frozen=True)
@@ -223,13 +228,14 @@ class QuantizeRows(KernelSpec):
         top = f.carry([f.const(0, wide)])
         for i in top.range(0, size, _STEP):
             top.values = [f.max(top.values[0], step(i).bits() & 0x7FFFFFFF)]
-        scale, inverse = scale_and_inverse(f, f.reduce("max", top.values[0]).bits(f32))
+        maximum = f.reduce("max", top.values[0]).bits(f32)
+        scale, inverse = scale_and_inverse(f, maximum, self.layout.limit)
         factor = f.splat(inverse, _STEP)
         meta = f.gep(to, size.udiv(4) * width, 4)
         stride = width * 4
 
         def put(i: Value) -> Value:
-            codes = encode(f, step(i), factor)
+            codes = encode(f, step(i), factor, self.layout.offset)
             words = codes.to(i8).bits(vec(_STEP // 4, i32))
             first = f.gep(to, i * width)
             for j in range(_STEP // 4):
@@ -237,6 +243,10 @@ class QuantizeRows(KernelSpec):
             return codes
 
         f.store(scale, meta)
+        if self.layout.kind == "unsigned":
+            for i in f.range(0, size, _STEP):
+                put(i)
+            return
         if self.layout.kind == "superblock":
             for quarter in f.range(0, 4):
                 runs = [put(quarter * 64 + run * _STEP) for run in range(4)]

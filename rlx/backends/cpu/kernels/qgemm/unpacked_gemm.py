@@ -317,6 +317,7 @@ class UnpackedGemm:
         # Few rows read packed tiles, but for grids, whose codes take long to unpack.
         widths = layout.widths[1 if isinstance(fmt, GridFormat) else -1 :]
         self.adds = {rows: self._emit_add(m, rows) for rows in widths}
+        self.packed_widths = layout.widths[: -len(widths)]
         self.scale = self._emit_scale(m) if isinstance(self.fmt, UnpackedRow) else None
 
     @staticmethod
@@ -332,12 +333,6 @@ class UnpackedGemm:
         if pays or isinstance(fmt, GridFormat):
             return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel)
         return None
-
-    def left_over(self, rows: Value) -> Value:
-        """How many rows at the end lie in a tile of their own that reads packed weights."""
-        rest, least = rows & self.tile - 1, min(self.adds)
-        widest = max(rows for rows in self.layout.widths if rows < least)
-        return self.f.select(rest <= widest, rest, 0)
 
     def _emit_unpack(self, m: Module) -> Function:
         """void unpack(ptr column_tile, i64 first, i64 count, ptr out): blocks of a column tile."""
