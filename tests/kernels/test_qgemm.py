@@ -104,6 +104,7 @@ def test_rows_of_several_chunks(left_over, target):
         slow("IQ2_S"),
         slow("IQ3_S"),
         slow("IQ1_M"),
+        "TQ1_0",
         "int8",
         "int8_b64",
         "int4_asym",
@@ -145,6 +146,36 @@ def test_int8_weights_of_any_size(target):
     codes[33, 64:128:16], codes[33, 65:128:16] = 127, 127
     parts = [codes, rng.uniform(0.5, 1.0, (40, k // 64)).astype(np.float32)]
     check_product(scheme, row_layout(scheme, k, target), parts, x, target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
+@pytest.mark.parametrize("name", ["Q3_K", "TQ2_0", "NVFP4"])
+def test_rows_that_leave_a_narrower_tile(name, target):
+    """Unpacked weights for whole tiles, packed ones for one row or four at the end."""
+    scheme = GGUF_SCHEMES[name]
+    rng = np.random.default_rng(15)
+    parts = random_weight(scheme, (20,), 512, rng)
+    layout = row_layout(scheme, 512, target)
+    for rows in (4, 5, 8, 9, 12, 13, 17):
+        check_product(scheme, layout, parts, rng.standard_normal((rows, 512)), target)
+
+
+@pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
+@pytest.mark.parametrize("name", ["Q8_0", "int8"])
+def test_the_largest_products_of_bytes_do_not_saturate(name, target):
+    """Codes of -128 and 127 times rows of one magnitude, which are codes of 127."""
+    scheme, k = QuantScheme.parse(name), 256
+    parts = random_weight(scheme, (16,), k, np.random.default_rng(16))
+    extremes = np.array([-128, 127, 0], np.int8).repeat(5)[:, None].repeat(k, 1)
+    if name == "int8":
+        parts[0][:15] = extremes
+    else:
+        codes = parts[0].reshape(16, -1, scheme.bytes_per_block)[:15, :, 2:]
+        codes[...] = extremes.view(np.uint8).reshape(15, -1, 32)
+    layout = row_layout(scheme, k, target)
+    for rows in (1, 5):
+        check_product(scheme, layout, parts, np.full((rows, k), -3.0), target)
+        check_product(scheme, layout, parts, np.full((rows, k), 3.0), target)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
@@ -344,6 +375,11 @@ def expert_graph(scheme: QuantScheme, tokens: int, experts: int, seed: int):
 
 @pytest.mark.parametrize("tokens", [1, 9, 40])
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K", slow("IQ2_XXS")])
+
+
+@pytest.mark.parametrize(
+    "name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K", "NVFP4", "TQ1_0"]
+)
 def test_routed_rows_against_column_tiles(name, tokens):
     scheme = QuantScheme.parse(name)
     for target in TARGETS:
@@ -414,6 +450,9 @@ class Signed(Dotprod):
 @pytest.mark.skipif(not HOST.is_x86, reason="the stand-in is made of x86 instructions")
 @pytest.mark.parametrize(
     "name", ["Q8_0", "IQ4_NL", "MXFP4", "IQ4_XS", slow("IQ2_XS"), "Q4_K", "Q6_K", "int8_asym"]
+
+
+    "name", ["Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "TQ1_0", "IQ4_XS", "Q4_K", "Q6_K", "int8_asym"]
 )
 def test_signed_bytes_need_no_offset(name, monkeypatch):
     monkeypatch.setattr(dot, "dot_kind", lambda target: Signed)

@@ -14,7 +14,7 @@ from rlx.backends.cpu.kernels.qgemm.dequant_formats import (
     half_ue4m3,
 )
 from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, MicroTile
-from rlx.backends.cpu.layouts.quant_rows import RUN
+from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Value, f32, i8
@@ -267,7 +267,9 @@ class SharedScaleFormat(Format):
             lambda g, s: t.rows_at(x, j * (RUN // 4) + g),
             list(t.columns),
         )
-        start = [t.x(x, j + (meta + 1), i) for i in range(t.rows)]
+        start = [f.const(BIAS, t.dot.sums)] * t.rows
+        if t.dot.byte_offset:
+            start = [t.x(x, j + (meta + 1), i) for i in range(t.rows)]
         ints = t.dot.accumulate(loop, start * t.vectors)
         scales = [t.f16_field(w.fields[0], v) for v in t.columns for _ in range(t.rows)]
         with f.exact():
