@@ -57,6 +57,8 @@ class Format(ABC):
 
     kind: str
     block: int  # 0 where the whole row is one block
+    takes_pairs = False
+    """Whether steps 2g and 2g + 1 of its loops read words 2g and 2g + 1 of some even word on."""
 
     @abstractmethod
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
@@ -86,6 +88,10 @@ class BlockFormat(Format):
     streams: int = 1
     spread: int = 0
     pace: int = 1
+
+    @property
+    def takes_pairs(self) -> bool:  # type: ignore[override]
+        return self.pace == 1 and self.spread % 2 == 0
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
@@ -147,10 +153,11 @@ class BlockFormat(Format):
             minimum = self.minimum(t, w, v, scale) if self.minimum else None
             for i in range(rows):
                 at = v * rows + i
-                by = scale * t.x_float(x, meta, i)
+                by = t.dot.tile_column(scale, i) * t.tile_float(x, meta, i)
                 out[at] = f.fma(ints[at].to(f32), by, out[at])
                 if minimum is not None:
-                    out[at] = f.fma(minimum, t.x_float(x, meta + 2, i), out[at])
+                    least = t.dot.tile_column(minimum, i)
+                    out[at] = f.fma(least, t.tile_float(x, meta + 2, i), out[at])
         return out
 
     def start(self, t: MicroTile, x: Value, meta: Value) -> list[Value]:
@@ -158,12 +165,15 @@ class BlockFormat(Format):
         offset = t.dot.byte_offset if self.offset < 0 else self.offset
         if not offset:
             return t.zeros()
-        each = [t.x(x, meta + 1, i) << offset.bit_length() - 1 for i in range(t.rows)]
+        shift = offset.bit_length() - 1
+        each = [t.dot.tile_row(t.rows_at(x, meta + 1), i) << shift for i in range(t.rows)]
         return each * t.vectors
 
 
 class NVFP4(BlockFormat):
     """NVFP4: a line of four scales of 16 weights, then two lines of codes for each of them."""
+
+    takes_pairs = False  # type: ignore[assignment]
 
     def __init__(self) -> None:
         codes = _codebook(KVALUES_MXFP4, 16)
@@ -188,6 +198,8 @@ class Segment(NamedTuple):
 
 class Ternary(BlockFormat):
     """TQ1_0 and TQ2_0: codes 0, 1, 2 for -1, 0, 1, under one scale for 256 weights."""
+
+    takes_pairs = False  # type: ignore[assignment]
 
     def __init__(self, codes: TernaryCodes, segments: Sequence[Segment]) -> None:
         super().__init__(256, _bytes, _f16_field, 0, 2, offset=1)
@@ -239,6 +251,7 @@ class SharedScaleFormat(Format):
     """
 
     kind = "shared"
+    takes_pairs = True
     block: int
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
@@ -251,7 +264,7 @@ class SharedScaleFormat(Format):
             for j in parts.range(0, runs):
                 w = column_tile.block(b * runs + j)
                 parts.values = self._run(t, w, x, j, meta, parts.values)
-            scales = [t.x_float(x, meta, i) for i in range(t.rows)] * t.vectors
+            scales = [t.tile_float(x, meta, i) for i in range(t.rows)] * t.vectors
             terms = zip(parts.values, scales, sums.values, strict=True)
             sums.values = [f.fma(*three) for three in terms]
         t.write(sums.values, out, stride)
@@ -269,9 +282,13 @@ class SharedScaleFormat(Format):
         )
         start = [f.const(BIAS, t.dot.sums)] * t.rows
         if t.dot.byte_offset:
-            start = [t.x(x, j + (meta + 1), i) for i in range(t.rows)]
+            start = [t.dot.tile_row(t.rows_at(x, j + (meta + 1)), i) for i in range(t.rows)]
         ints = t.dot.accumulate(loop, start * t.vectors)
-        scales = [t.f16_field(w.fields[0], v) for v in t.columns for _ in range(t.rows)]
+        scales = [
+            t.dot.tile_column(t.f16_field(w.fields[0], v), i)
+            for v in t.columns
+            for i in range(t.rows)
+        ]
         with f.exact():
             numbers = [value.bits(t.floating) - BIASED for value in ints]
         return [f.fma(*three) for three in zip(numbers, scales, sums, strict=True)]

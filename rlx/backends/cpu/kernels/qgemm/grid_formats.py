@@ -154,6 +154,7 @@ class Indices:
 class GridFormat(KQuantFormat):
     """Base of the grid formats. `direct` says that one row is multiplied, not a block unpacked."""
 
+    takes_pairs = False
     layout: GridLayout
     most: int  # the largest code, or magnitude, of the vectors that multiply one row
     offset: int  # of codes
