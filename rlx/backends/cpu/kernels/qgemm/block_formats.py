@@ -173,7 +173,7 @@ class BlockFormat(Format):
 class NVFP4(BlockFormat):
     """NVFP4: a line of four scales of 16 weights, then two lines of codes for each of them."""
 
-    takes_pairs = False  # type: ignore[assignment]
+    takes_pairs = False
 
     def __init__(self) -> None:
         codes = _codebook(KVALUES_MXFP4, 16)
@@ -199,7 +199,7 @@ class Segment(NamedTuple):
 class Ternary(BlockFormat):
     """TQ1_0 and TQ2_0: codes 0, 1, 2 for -1, 0, 1, under one scale for 256 weights."""
 
-    takes_pairs = False  # type: ignore[assignment]
+    takes_pairs = False
 
     def __init__(self, codes: TernaryCodes, segments: Sequence[Segment]) -> None:
         super().__init__(256, _bytes, _f16_field, 0, 2, offset=1)
