@@ -48,7 +48,7 @@ class RoundedAttention(Attention):
         return super().infer(q, *others).with_dtype(bf16)  # type: ignore[arg-type]
 
     def reference(self, q: Array, *others: Array | None) -> Array:
-        return rounded(super().reference(q, *others), bf16)  # type: ignore[arg-type]
+        return rounded(super().reference(q, *others), bf16)
 
 
 @op("wide_matmul", is_anchor=True, holds_weights=True)

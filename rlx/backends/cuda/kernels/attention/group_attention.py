@@ -280,7 +280,8 @@ class _Emitter(AttentionTile):
             there = f.max(f.min(self.top + row, self.rows - 1), 0)
             base = f.gep(self.q, self.at("q", self.head, there), form.q.bytes)
             numbers = load_run(f, base, (piece * 8).to(i64), 8, form.q)
-            words = [f.pack_halves(*numbers[n : n + 2], self.element) for n in range(0, 8, 2)]
+            pairs = zip(numbers[::2], numbers[1::2], strict=True)
+            words = [f.pack_halves(a, b, self.element) for a, b in pairs]
             at = (piece >> 3) * (ROWS * _LINE) + row * _LINE + (((piece ^ row) & 7) << 4)
             f.store_shared(f.join(words), self.query + at, align=16)
         f.fence_shared()

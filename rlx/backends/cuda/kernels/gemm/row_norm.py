@@ -66,7 +66,7 @@ class RowNorm(BlockKernel):
             scale = self._scale(f, places, numbers)
             for p, four, by in zip(places, numbers, factors, strict=True):
                 made = [v * scale * g for v, g in zip(four, by, strict=True)]
-                words = [f.pack_halves(*made[i : i + 2], memory_type(bf16)) for i in (0, 2)]
+                words = [f.pack_halves(made[i], made[i + 1], memory_type(bf16)) for i in (0, 2)]
                 to = f.gep(out, row * self.k + p, 2)
                 f.if_(p < self.k, partial(f.store, f.join(words), to, align=8))
 
