@@ -24,6 +24,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent
+sys.path.insert(0, str(SOURCES))
+
+from rlx.support.files import cache_root
+
 SUITES = {
     "parity": ["tests/parity/test_parity.py", "-k", "cpu"],
     "tiny": ["tests/models/test_goldens.py", "-k", "cpu"],
@@ -150,6 +154,10 @@ class Guest:
     def _environment(self, python: Path, share: str) -> dict[str, str]:
         cache = self.root / "cache"
         cache.mkdir(mode=0o700, exist_ok=True)
+        models = cache / "models"
+        if not models.exists():  # those of `tests/install.py`
+            models.unlink(missing_ok=True)
+            models.symlink_to(cache_root() / "models")
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(p) for p in (SOURCES, HERE, self.site)),

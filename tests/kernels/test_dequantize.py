@@ -148,7 +148,11 @@ def test_repacking_natively_gives_the_same_column_tiles(scheme, target):
 
 
 @pytest.mark.parametrize(
-    "layout", ["block32x8", "block64x4", "block0x8", "shared64x8", "shared128x4", "superblock256x8"]
+    "layout",
+    [
+        *["block32x8", "block64x4", "block0x8", "shared64x8", "shared128x4", "superblock256x8"],
+        *["block32x8p", "block0x8p", "shared64x8p", "superblock256x8p"],
+    ],
 )
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_quantised_rows_are_those_of_the_reference(layout, dtype):
@@ -169,6 +173,16 @@ def test_quantised_rows_are_those_of_the_reference(layout, dtype):
             np.testing.assert_array_equal(numbers, dequantized_rows(parsed, want, rows, k))
             if rows == 8 or rows == 1:
                 np.testing.assert_array_equal(got[:rows], want[:rows])
+
+
+def test_words_lie_in_pairs_for_matrix_products():
+    """Rows 0 to 3 of a tile, each with the codes 0 … 127 but for its first: those count rows."""
+    x = np.tile(np.arange(128, dtype=np.float32), (4, 1))
+    x[:, 0], x[:, 127] = range(4), 127
+    packed = quantize_rows(RowLayout("block", 128, 4, paired=True), x).reshape(-1)
+    first = packed[:32].view(np.int8).reshape(4, 8)  # the first pair of words of every row
+    np.testing.assert_array_equal(first, [[r, *range(1, 8)] for r in range(4)])
+    np.testing.assert_array_equal(packed[32:40].view(np.int8), range(8, 16))
 
 
 @pytest.mark.parametrize("name", [s.name for s in TILED_SCHEMES if has_tile_rows(s)])

@@ -22,11 +22,19 @@ from qgemm_support import (
 )
 
 import rlx
-from rlx.backends.cpu.kernels.qgemm import dot
+from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
+from rlx.backends.cpu.kernels.qgemm import dot, qgemm, unpacked_gemm
 from rlx.backends.cpu.kernels.qgemm.dot import Dotprod
+from rlx.backends.cpu.kernels.qgemm.dot_arm import Matrix, Neon
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
-from rlx.backends.cpu.kernels.qgemm.qgemm import ROW_BLOCK_BYTES, has_integer_path, row_layout
+from rlx.backends.cpu.kernels.qgemm.qgemm import (
+    ROW_BLOCK_BYTES,
+    QuantGemm,
+    has_integer_path,
+    row_layout,
+)
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS
+from rlx.backends.cpu.kernels.spec import unit_of
 from rlx.backends.cpu.layouts.quant_grids import GRID_WORDS
 from rlx.backends.cpu.layouts.quant_rows import dequantized_rows, quantize_rows
 from rlx.ir.dtype import DType
@@ -34,7 +42,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.shape import Shape
 from rlx.ir.verify import verify
-from rlx.llvm.builder import Value, i32
+from rlx.llvm.builder import Type, Value, i32
 from rlx.llvm.target import Target
 
 ROWS = (1, 2, 7, 64)
@@ -372,7 +380,9 @@ def test_weights_of_chosen_experts():
 # -- targets ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["x86-64-v2", "sapphirerapids", "neoverse-n1", "aarch64"])
+@pytest.mark.parametrize(
+    "name", ["x86-64-v2", "sapphirerapids", "alderlake", "neoverse-n1", "neoverse-v2", "aarch64"]
+)
 @pytest.mark.parametrize("schemes", ["Q4_K IQ4_NL int8", slow("IQ2_XS IQ3_S IQ1_M")])
 def test_kernels_of_other_targets_compile(name, schemes):
     target = Target.named(name)
@@ -412,11 +422,70 @@ def test_signed_bytes_need_no_offset(name, monkeypatch):
     compare(graph, {"x": x, **named(parts)}, 1e-6, setups=[(target, 1)])
 
 
+class SignedMatrix(Matrix, Signed):
+    """i8mm's matrix products, written out."""
+
+    def _call(self, name: str, result: Type, *args: Value) -> Value:
+        if not name.startswith("llvm.aarch64.neon.smmla"):
+            return super()._call(name, result, *args)
+        f, (total, rows, columns) = self.f, args
+        for k in range(8):
+            a = f.shuffle(rows.to(i32), None, [k, k, 8 + k, 8 + k])
+            total = total + a * f.shuffle(columns.to(i32), None, [k, 8 + k, k, 8 + k])
+        return total
+
+
+@pytest.mark.skipif(not HOST.is_x86, reason="the stand-in is made of x86 instructions")
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "IQ4_XS", "int8", "int4"])
+def test_matrix_products_of_bytes(name, monkeypatch):
+    """Tiles of 2 x 2 sums, rows in pairs of words: the same numbers, to the bit, as single rows."""
+    for module in (dot, qgemm, unpacked_gemm):
+        monkeypatch.setattr(module, "dot_kind", lambda target: SignedMatrix)
+    target = replace(Target.named("x86-64-v2"), cpu="nehalem", features=("+ssse3", "+sse4.1"))
+    scheme = QuantScheme.parse(name)
+    rng = np.random.default_rng(15)
+    parts = random_weight(scheme, (20,), 512, rng)
+    layout = row_layout(scheme, 512, target)
+    assert layout.paired == (name != "int4"), "nibbles of int4 alternate between words"
+    x = rng.standard_normal((9, 512)).astype(np.float32)
+    check_product(scheme, layout, parts, x, target)
+    graph = pack_quantised(graph_of(scheme, x, parts), target)
+    (many,) = Native(graph, target, 1, {}).run({"x": x, **named(parts)})
+    for r in (0, 3, 8):
+        alone = pack_quantised(graph_of(scheme, x[r : r + 1], parts), target)
+        (one,) = Native(alone, target, 1, {}).run({"x": x[r : r + 1], **named(parts)})
+        np.testing.assert_array_equal(one[0], many[r])
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K", "int8_asym"])
+def test_vnni_of_256_bits(name):
+    """AVX-VNNI's kernels, here by the same instructions of AVX-512."""
+    scheme = QuantScheme.parse(name)
+    alder = Target.named("alderlake")
+    layout = row_layout(scheme, 512, alder)
+    text = unit_of(QuantGemm(scheme, layout, Epilogue(DType.of("f32"))), alder).assembly()
+    assert "{vex} vpdpbusd" in text or "{vex}\tvpdpbusd" in text
+    assert "%zmm" not in text and "pmaddubsw" not in text
+    features = ("+avx512f", "+avx512vl", "+avx512vnni")
+    if not all(HOST.has(f[1:]) for f in features):
+        pytest.skip("no vpdpbusd here")
+    target = replace(V3, features=(*V3.features, *features))
+    assert target.vector_bits == 256 and dot.dot_kind(target) is dot.Vnni
+    rng = np.random.default_rng(16)
+    parts = random_weight(scheme, (20,), 512, rng)
+    for rows in (1, 9):
+        check_product(scheme, layout, parts, rng.standard_normal((rows, 512)), target)
+
+
 def test_which_targets_multiply_integers():
     scheme = GGUF_SCHEMES["Q4_K"]
     fast = [n for n in Target.names() if has_integer_path(scheme, 256, Target.named(n))]
-    assert {"x86-64-v2", "x86-64-v3", "znver4", "neoverse-n1", "apple-m1"} <= set(fast)
-    assert not {"x86-64", "generic", "aarch64"} & set(fast)
+    assert {"x86-64-v2", "x86-64-v3", "znver4", "aarch64", "neoverse-n1", "apple-m1"} <= set(fast)
+    assert not {"x86-64", "generic"} & set(fast)
+    kinds = {n: dot.dot_kind(Target.named(n)) for n in fast}
+    assert kinds["aarch64"] is Neon and kinds["apple-m1"] is Dotprod
+    assert kinds["apple-m2"] is kinds["neoverse-v1"] is Matrix
+    assert kinds["alderlake"] is kinds["sapphirerapids"] is dot.Vnni
     assert has_integer_path(GGUF_SCHEMES["IQ2_XS"], 256, V3)
     assert not has_integer_path(GGUF_SCHEMES["Q8_K"], 256, V3)
     # A row that is one block sums up in 32 bits: 255 * 127 * 2^16 is the most that fits.

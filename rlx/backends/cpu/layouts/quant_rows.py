@@ -11,6 +11,9 @@ where that is enough, with arbitrary padding. Inside a tile everything is 4-byte
     superblock  scale, the sums of its 16 runs of 16 codes as pairs of i16, those of its 8 runs
                 of 32
 
+Where a layout is paired, for matrix products of 8 codes (i8mm), the words of codes lie two by two,
+`[pair][row][2]`; the metadata does not.
+
 A code is round(x / scale) with scale = max|x| / 127 over the block. Pairs of sums hold runs
 (0, 2), (1, 3), (4, 6), (5, 7), ...: the order in which byte scales widen to pairs.
 """
@@ -44,13 +47,14 @@ class RowLayout:
     kind: str
     block: int
     tile: int
+    paired: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.block}x{self.tile}"
+        return f"{self.kind}{self.block}x{self.tile}{'p' * self.paired}"
 
     @staticmethod
     def parse(text: str, where: str) -> RowLayout:
-        found = re.fullmatch(r"(block|shared|superblock)(\d+)x([1-9]\d*)", text)
+        found = re.fullmatch(r"(block|shared|superblock)(\d+)x([1-9]\d*)(p?)", text)
         kind, size = (found[1], int(found[2])) if found else ("", 0)
         fits = {"block": True, "shared": size and size % RUN == 0, "superblock": size == SUPERBLOCK}
         if found is None or not fits[kind]:
@@ -59,8 +63,9 @@ class RowLayout:
                 where=f"{where}.layout",
                 got=text,
                 expected=f"blockBxT, sharedBxT (B a multiple of {RUN}) or superblock{SUPERBLOCK}xT",
+                hint="p at its end: words of codes lie in pairs",
             )  # fmt: skip
-        return RowLayout(found[1], int(found[2]), int(found[3]))
+        return RowLayout(found[1], int(found[2]), int(found[3]), found[4] == "p")
 
     def size(self, k: int) -> int:
         """Codes of a block of a row of k."""
@@ -97,6 +102,9 @@ def quantize_rows(layout: RowLayout, x: Array) -> Array:
         part = words[start : start + width]
         tile = np.zeros((*part.shape[1:], width), np.uint32)
         tile[..., : len(part)] = part.transpose(1, 2, 0)
+        if layout.paired:
+            words_of_codes = layout.size(k) // 4
+            tile[:, :words_of_codes] = _swapped(tile[:, :words_of_codes], (-1, 2, width))
         out[at : at + tile.nbytes] = tile.reshape(-1).view(np.uint8)
         at += tile.nbytes
     return out.reshape(rows + layout.tile - 1, layout.row_bytes(k))
@@ -110,13 +118,23 @@ def dequantized_rows(layout: RowLayout, packed: Array, rows: int, k: int) -> Arr
         end = at + width * layout.row_bytes(k)
         words = _words(flat[at:end])
         shape = k // size if size else 0, size // 4 + layout.meta, width
-        tile = words.reshape(shape).transpose(2, 0, 1)[: rows - start]
+        lines = words.reshape(shape)
+        if layout.paired:
+            paired = _swapped(lines[:, : size // 4], (-1, width, 2))
+            lines = np.concatenate([paired, lines[:, size // 4 :]], axis=1)
+        tile = lines.transpose(2, 0, 1)[: rows - start]
         codes = np.ascontiguousarray(tile[..., : size // 4]).view(np.int8)
         scale = np.ascontiguousarray(tile[..., size // 4]).view(np.float32)
         with np.errstate(invalid="ignore"):
             out[start : start + width] = (codes * scale[..., None]).reshape(len(tile), k)
         at = end
     return out
+
+
+def _swapped(words: Array, shape: tuple[int, int, int]) -> Array:
+    """Words of codes [block, word, row] to pairs, or back."""
+    inner = words.reshape(len(words), *shape).swapaxes(-1, -2)
+    return np.ascontiguousarray(inner).reshape(words.shape)
 
 
 def _tiles(layout: RowLayout, rows: int) -> list[tuple[int, int]]:

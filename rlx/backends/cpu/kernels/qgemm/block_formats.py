@@ -14,7 +14,7 @@ from rlx.backends.cpu.kernels.qgemm.dequant_formats import (
     half_ue4m3,
 )
 from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, MicroTile
-from rlx.backends.cpu.layouts.quant_rows import RUN
+from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Value, f32, i8
@@ -57,6 +57,8 @@ class Format(ABC):
 
     kind: str
     block: int  # 0 where the whole row is one block
+    takes_pairs = False
+    """Whether steps 2g and 2g + 1 of its loops read words 2g and 2g + 1 of some even word on."""
 
     @abstractmethod
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
@@ -86,6 +88,10 @@ class BlockFormat(Format):
     streams: int = 1
     spread: int = 0
     pace: int = 1
+
+    @property
+    def takes_pairs(self) -> bool:  # type: ignore[override]
+        return self.pace == 1 and self.spread % 2 == 0
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
@@ -147,10 +153,11 @@ class BlockFormat(Format):
             minimum = self.minimum(t, w, v, scale) if self.minimum else None
             for i in range(rows):
                 at = v * rows + i
-                by = scale * t.x_float(x, meta, i)
+                by = t.dot.tile_column(scale, i) * t.tile_float(x, meta, i)
                 out[at] = f.fma(ints[at].to(f32), by, out[at])
                 if minimum is not None:
-                    out[at] = f.fma(minimum, t.x_float(x, meta + 2, i), out[at])
+                    least = t.dot.tile_column(minimum, i)
+                    out[at] = f.fma(least, t.tile_float(x, meta + 2, i), out[at])
         return out
 
     def start(self, t: MicroTile, x: Value, meta: Value) -> list[Value]:
@@ -158,7 +165,8 @@ class BlockFormat(Format):
         offset = t.dot.byte_offset if self.offset < 0 else self.offset
         if not offset:
             return t.zeros()
-        each = [t.x(x, meta + 1, i) << offset.bit_length() - 1 for i in range(t.rows)]
+        shift = offset.bit_length() - 1
+        each = [t.dot.tile_row(t.rows_at(x, meta + 1), i) << shift for i in range(t.rows)]
         return each * t.vectors
 
 
@@ -239,6 +247,7 @@ class SharedScaleFormat(Format):
     """
 
     kind = "shared"
+    takes_pairs = True
     block: int
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
@@ -251,7 +260,7 @@ class SharedScaleFormat(Format):
             for j in parts.range(0, runs):
                 w = column_tile.block(b * runs + j)
                 parts.values = self._run(t, w, x, j, meta, parts.values)
-            scales = [t.x_float(x, meta, i) for i in range(t.rows)] * t.vectors
+            scales = [t.tile_float(x, meta, i) for i in range(t.rows)] * t.vectors
             terms = zip(parts.values, scales, sums.values, strict=True)
             sums.values = [f.fma(*three) for three in terms]
         t.write(sums.values, out, stride)
@@ -267,9 +276,15 @@ class SharedScaleFormat(Format):
             lambda g, s: t.rows_at(x, j * (RUN // 4) + g),
             list(t.columns),
         )
-        start = [t.x(x, j + (meta + 1), i) for i in range(t.rows)]
+        start = [f.const(BIAS, t.dot.sums)] * t.rows
+        if t.dot.byte_offset:
+            start = [t.dot.tile_row(t.rows_at(x, j + (meta + 1)), i) for i in range(t.rows)]
         ints = t.dot.accumulate(loop, start * t.vectors)
-        scales = [t.f16_field(w.fields[0], v) for v in t.columns for _ in range(t.rows)]
+        scales = [
+            t.dot.tile_column(t.f16_field(w.fields[0], v), i)
+            for v in t.columns
+            for i in range(t.rows)
+        ]
         with f.exact():
             numbers = [value.bits(t.floating) - BIASED for value in ints]
         return [f.fma(*three) for three in zip(numbers, scales, sums, strict=True)]

@@ -24,7 +24,7 @@ from rlx.support.records import dataclass
 
 Index = Value | int
 
-_UNROLL_ROWS = 8  # from so many rows on a block is unrolled: 4 % faster (Zen 4, Q8_0)
+UNROLL_ROWS = 8  # from so many rows on a block is unrolled: 4 % faster (Zen 4, Q8_0)
 _UNROLL_STEPS = 16  # streams of codes that are unrolled at most: more is code alone
 
 
@@ -58,6 +58,10 @@ class IntDot(ABC):
     instruction: ClassVar[str]
     signed_bytes = False
     """Whether 8-bit codes are taken as signed; otherwise they have 128 added."""
+    takes_pairs = False
+    """Whether it reads two steps at once, best from rows whose words lie in pairs."""
+    paired = False
+    """Whether rows lie so (see `layouts.quant_rows`)."""
 
     def __init__(self, f: Function, rows: int, lanes: int) -> None:
         self.f, self.rows, self.lanes = f, rows, lanes
@@ -71,6 +75,13 @@ class IntDot(ABC):
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
         """total + a.low * b.low + a.high * b.high, of pairs of i16 in every lane."""
 
+    def sum_of_pairs(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
+        """The `pairs` of several operands, summed."""
+        total = self.f.const(0, self.sums)
+        for x, y in zip(a, b, strict=True):
+            total = self.pairs(total, x, y)
+        return total
+
     @abstractmethod
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         """Bytes of a table of 16 at `indices`."""
@@ -78,6 +89,21 @@ class IntDot(ABC):
     def row(self, first: Value, i: int) -> Value:
         """The word of row i in every lane."""
         return self.f.broadcast_load(first, i32, self.lanes, 4 * i)
+
+    # Sums of a tile are one vector for each row, one lane for each column, unless a subclass lays
+    # them out otherwise: factors are then laid out alike, and `rows_of` gives rows.
+
+    def tile_row(self, first: Value, i: int, type_: Type = i32) -> Value:
+        """What the rows of sum i have in a word, `first` being the address of all rows' words."""
+        return self.f.broadcast_load(first, type_, self.lanes, 4 * i)
+
+    def tile_column(self, value: Value, i: int) -> Value:
+        """What the columns of sum i have, from one lane for each column."""
+        return value
+
+    def rows_of(self, sums: Sequence[Value]) -> list[Value]:
+        """The sums of each row."""
+        return list(sums)
 
     def encode_bytes(self, raw: Value) -> Value:
         """8-bit signed weights as the codes that the target takes."""
@@ -109,7 +135,7 @@ class FourWay(IntDot):
                 first = loop.x(g, s)
                 for i in range(rows):
                     at = loop.set_of[s] * rows + i
-                    totals[at] = self.step(totals[at], codes, self.row(first, i))
+                    totals[at] = self.step(totals[at], codes, self.tile_row(first, i))
             return totals
 
         if plain and isinstance(loop.groups, int) and self._is_unrolled(loop.groups, loop):
@@ -139,7 +165,7 @@ class FourWay(IntDot):
         return lambda total, sums: total + sums * scale
 
     def _is_unrolled(self, groups: int, loop: DotLoop) -> bool:
-        return self.rows >= _UNROLL_ROWS and groups * len(loop.columns) <= _UNROLL_STEPS
+        return self.rows >= UNROLL_ROWS and groups * len(loop.columns) <= _UNROLL_STEPS
 
 
 class Vnni(FourWay):
@@ -172,13 +198,29 @@ class Dotprod(FourWay):
     instruction = "sdot"
     signed_bytes = True
 
+    def tile_row(self, first: Value, i: int, type_: Type = i32) -> Value:
+        """A lane of four rows: instructions take it from there, so that nothing is broadcast."""
+        if self.rows % 4:
+            return super().tile_row(first, i, type_)
+        four = self.f.load(first, vec(4, type_), 16 * (i // 4))
+        return self.f.shuffle(four, None, [i % 4] * self.lanes)
+
     def step(self, total: Value, codes: Value, x: Value) -> Value:
         name = f"llvm.aarch64.neon.sdot.{self.sums.suffix}.{self.bytes.suffix}"
         return self._call(name, self.sums, total, codes, x.bits(self.bytes))
 
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
-        low = (a << 16).ashr(16) * (b << 16).ashr(16)
-        return total + low + a.ashr(16) * b.ashr(16)
+        return total + self.sum_of_pairs([a], [b])
+
+    def sum_of_pairs(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
+        """Products of the lower two and of the upper two lanes, whose neighbours are added last."""
+        f = self.f
+        sums = [f.const(0, self.sums)] * 2
+        for both in zip(a, b, strict=True):
+            for half in range(2):
+                parts = [f.slice(v.bits(vec(8, i16)), 4 * half, 4).to(i32) for v in both]
+                sums[half] = sums[half] + parts[0] * parts[1]
+        return f.shuffle(*sums, range(0, 8, 2)) + f.shuffle(*sums, range(1, 8, 2))
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         values = self.f.const(list(table), self.bytes)
@@ -352,7 +394,9 @@ def dot_kind(target: Target) -> type[IntDot] | None:
         if target.vnni and (target.avx512 or target.vector_bits == 256):
             return Vnni
         return Maddubs if target.has("ssse3") else None
-    return Dotprod if target.dotprod else None
+    from rlx.backends.cpu.kernels.qgemm.dot_arm import arm_dot  # made of the classes above
+
+    return arm_dot(target)
 
 
 def make_dot(f: Function, rows: int) -> IntDot:
@@ -369,9 +413,12 @@ class MicroTile:
     pass, and everything with one entry per column is offset by it.
     """
 
-    def __init__(self, f: Function, rows: int, vectors: int, shift: Value) -> None:
+    def __init__(
+        self, f: Function, rows: int, vectors: int, shift: Value, paired: bool = False
+    ) -> None:
         self.f, self.rows, self.vectors = f, rows, vectors
         self.dot: IntDot = make_dot(f, rows)
+        self.dot.paired = paired
         self.lanes = self.dot.lanes
         self.floating = vec(self.lanes, f32)
         self.shift = shift
@@ -440,6 +487,10 @@ class MicroTile:
         at = self.rows_at(base, index)
         return self.f.broadcast_load(at, f32, self.lanes, 4 * row)
 
+    def tile_float(self, base: Value, index: Index, row: int) -> Value:
+        """The f32 of the rows of sum `row`, in word `index` of all rows of the tile."""
+        return self.dot.tile_row(self.rows_at(base, index), row, f32)
+
     # -- sums -------------------------------------------------------------------------------
 
     def zeros(self) -> list[Value]:
@@ -460,5 +511,5 @@ class MicroTile:
                 yield self.place(out, stride, v, i)
 
     def write(self, sums: list[Value], out: Value, stride: int) -> None:
-        for value, place in zip(sums, self.places(out, stride), strict=True):
+        for value, place in zip(self.dot.rows_of(sums), self.places(out, stride), strict=True):
             self.f.store(value, place)

@@ -26,6 +26,7 @@ class KQuantFormat(Format):
     """
 
     kind, block = "superblock", 256
+    takes_pairs = True
     bits: int
     sub_blocks = 8
     sums = SUMS_OF_32
@@ -43,7 +44,7 @@ class KQuantFormat(Format):
         f = t.f
         for v in t.columns:
             self.unpack(t, w.words, v)
-        for at, value in enumerate(self.dots(t, w.words, x)):
+        for at, value in enumerate(t.dot.rows_of(self.dots(t, w.words, x))):
             f.store(value, self.buffer, 4 * t.lanes * at)
         pairs = [self.pairs(t, w.words, v) for v in t.columns]
         scales = [self.scales(t, w, v) for v in t.columns]
@@ -53,9 +54,7 @@ class KQuantFormat(Format):
             factor = t.x_float(mine, _SCALE, 0)
             sums = [t.x(mine, self.sums + p, 0) for p in range(len(pairs[0]))]
             for v in t.columns:
-                total = f.const(0, t.dot.sums)
-                for factors, code_sums in zip(pairs[v], sums, strict=True):
-                    total = t.dot.pairs(total, factors, code_sums)
+                total = t.dot.sum_of_pairs(pairs[v], sums)
                 row = f.gep(self.buffer, i, 4 * t.lanes)
                 dots = f.load(row, t.dot.sums, 4 * t.lanes * t.rows * v)
                 value = self.value(t, dots, total, *scales[v])

@@ -24,7 +24,7 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     SharedScaleFormat,
     integer_format,
 )
-from rlx.backends.cpu.kernels.qgemm.dot import MicroTile, Vnni, dot_kind
+from rlx.backends.cpu.kernels.qgemm.dot import FourWay, IntDot, MicroTile, dot_kind
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GRID_FORMATS
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
@@ -62,14 +62,16 @@ def tile_rows(target: Target) -> int:
 def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
     """How rows of k are quantised for a GEMM with weights of the scheme.
 
-    With four-way dot products (VNNI) scaling is a good part of the work of Q8_0: two blocks of the
-    row share a scale then.
+    With four-way dot products (VNNI, sdot) scaling is a good part of the work of Q8_0: two blocks
+    of the row share a scale then.
     """
-    wide = dot_kind(target) is Vnni and target.num_vector_registers >= 32
-    if scheme.name == "Q8_0" and wide and k % SHARED_BLOCK == 0:
-        return RowLayout("shared", SHARED_BLOCK, tile_rows(target))
+    kind = dot_kind(target) or IntDot
+    wide = issubclass(kind, FourWay) and target.num_vector_registers >= 32
     fmt = format_of(scheme)
-    return RowLayout(fmt.kind, fmt.block, tile_rows(target))
+    if scheme.name == "Q8_0" and wide and k % SHARED_BLOCK == 0:
+        fmt = SharedScaleFormat(SHARED_BLOCK)
+    paired = fmt.takes_pairs and kind.takes_pairs
+    return RowLayout(fmt.kind, fmt.block, tile_rows(target), paired)
 
 
 def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
@@ -144,7 +146,7 @@ class QuantGemmEmitter:
         # Few rows take all columns at once, so that memory is read in order.
         vectors = TILE_COLUMNS // lanes if rows * (TILE_COLUMNS // lanes) <= 4 else 1
         for shift in f.range(0, TILE_COLUMNS, lanes * vectors):
-            tile = MicroTile(f, rows, vectors, shift)
+            tile = MicroTile(f, rows, vectors, shift, self.layout.paired)
             format_of(self.spec.scheme, self.layout).emit(
                 tile, column_tile, f["out"], TILE_COLUMNS * self.tiles_per_panel
             )
@@ -271,7 +273,7 @@ class QuantizeRoutedRows(QuantizeRows):
                 to = f.gep(f.gep(base, start), inside, 4)
                 for b in f.range(chunk.first, chunk.last):
                     source = f.gep(x, row * k + b * size, memory_type(self.x))
-                    self.block(f, source, f.gep(to, b * bytes_ * width), width, size)
+                    self.block(f, source, f.gep(to, b * bytes_ * width), inside, width, size)
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,14 @@ class TileBlock:
         """Store the codes from i on of all rows; returns the sums of every row's two runs of 16."""
         f, t = self.f, self.tile
         words = [f.concat(self._words(r, i), self._words(r, i + _STEP)) for r in range(t)]
+        if self.layout.paired:
+            words = [w.bits(vec(w.type.lanes // 2, i64)) for w in words]
         while len(words) > 1:
             half = len(words) // 2
             words = [f.interleave(words[j], words[j + half]) for j in range(half)]
         [lines] = words
         f.store(lines, f.gep(self.to, i * t))
+        lines = lines.bits(vec(8 * t, i32))
         return [self._sum(f.slice(lines, j * 4 * t, 4 * t)) for j in range(2)]
 
     def _words(self, row: int, i: Value) -> Value:
@@ -104,9 +107,14 @@ class TileBlock:
         total = lines.ashr(24)
         for shift in (8, 16, 24):
             total = total + (lines << shift).ashr(24)
-        while total.type.lanes > self.tile:
+        least = self.tile * (2 if self.layout.paired else 1)
+        while total.type.lanes > least:
             half = total.type.lanes // 2
             total = f.slice(total, 0, half) + f.slice(total, half, half)
+        if self.layout.paired:
+            total = f.shuffle(total, None, range(0, least, 2)) + f.shuffle(
+                total, None, range(1, least, 2)
+            )
         return total
 
     def _half_superblock(self, half: Value) -> None:
@@ -192,7 +200,7 @@ class QuantizeRows(KernelSpec):
             inside = row & layout.tile - 1
             to = f.gep(f.gep(base, b * bytes_ * width), inside, 4)
             source = f.gep(x, row * k + b * size, memory_type(self.x))
-            self.block(f, source, to, width, size)
+            self.block(f, source, to, inside, width, size)
 
     def _tiles(self, f: Function, x: Value, out: Value, tiles: Value, k: Value) -> None:
         """Blocks of rows that fill tiles."""
@@ -212,9 +220,13 @@ class QuantizeRows(KernelSpec):
         size = f.i64(block) if block else k
         return size, k.udiv(size) if block else f.i64(1), size + 4 * self.layout.meta
 
-    def block(self, f: Function, x: Value, to: Value, width: Value, size: Value) -> None:
-        """One block of one row; its words are stored `width` words apart from `to` on."""
+    def block(
+        self, f: Function, x: Value, to: Value, inside: Value, width: Value, size: Value
+    ) -> None:
+        """One block of row `inside` of a tile; its words, or pairs of words, are stored `width`
+        apart; `to` is where its first word would be."""
         wide = vec(_STEP, i32)
+        codes_to = f.gep(to, inside, 4) if self.layout.paired else to
 
         def step(i: Value) -> Value:
             return load(f, f.gep(x, i, memory_type(self.x)), self.x, _STEP, f32)
@@ -226,14 +238,17 @@ class QuantizeRows(KernelSpec):
         scale, inverse = scale_and_inverse(f, f.reduce("max", top.values[0]).bits(f32))
         factor = f.splat(inverse, _STEP)
         meta = f.gep(to, size.udiv(4) * width, 4)
-        stride = width * 4
+        stride = width * (8 if self.layout.paired else 4)
 
         def put(i: Value) -> Value:
             codes = encode(f, step(i), factor)
             words = codes.to(i8).bits(vec(_STEP // 4, i32))
-            first = f.gep(to, i * width)
-            for j in range(_STEP // 4):
-                f.store(f.extract(words, j), f.gep(first, stride * j))
+            first = f.gep(codes_to, i * width)
+            align = 0
+            if self.layout.paired:
+                words, align = words.bits(vec(_STEP // 8, i64)), 4
+            for j in range(words.type.lanes):
+                f.store(f.extract(words, j), f.gep(first, stride * j), align=align)
             return codes
 
         f.store(scale, meta)
