@@ -90,8 +90,12 @@ def attention(queries: int) -> Graph:
     g = Graph("attention")
     q = g.input("q", Shape((1, queries, 16, 128)))
     k, v = (g.input(name, Shape((1, 1024, 8, 128), "f16")) for name in "kv")
-    settings = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "kv_layout": "bshd"}
-    g.set_outputs(g.attention(q, k, v, mask_kind="causal", **settings))
+    g.set_outputs(
+        g.attention(
+            q, k, v, num_heads=16, num_kv_heads=8, head_dim=128, kv_layout="bshd",
+            mask_kind="causal",
+        )
+    )  # fmt: skip
     return g
 
 

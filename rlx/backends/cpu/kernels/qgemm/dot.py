@@ -215,12 +215,12 @@ class Dotprod(FourWay):
     def sum_of_pairs(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
         """Products of the lower two and of the upper two lanes, whose neighbours are added last."""
         f = self.f
-        sums = [f.const(0, self.sums)] * 2
+        low = high = f.const(0, self.sums)
         for both in zip(a, b, strict=True):
-            for half in range(2):
-                parts = [f.slice(v.bits(vec(8, i16)), 4 * half, 4).to(i32) for v in both]
-                sums[half] = sums[half] + parts[0] * parts[1]
-        return f.shuffle(*sums, range(0, 8, 2)) + f.shuffle(*sums, range(1, 8, 2))
+            x, y = (v.bits(vec(8, i16)) for v in both)
+            low = low + f.slice(x, 0, 4).to(i32) * f.slice(y, 0, 4).to(i32)
+            high = high + f.slice(x, 4, 4).to(i32) * f.slice(y, 4, 4).to(i32)
+        return f.shuffle(low, high, range(0, 8, 2)) + f.shuffle(low, high, range(1, 8, 2))
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         values = self.f.const(list(table), self.bytes)
