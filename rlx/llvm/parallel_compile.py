@@ -172,12 +172,18 @@ def _receive(stream: IO[bytes]) -> Any:
     return pickle.loads(stream.read(size))
 
 
+def _has_work(source: IO[bytes]) -> bool:
+    """Wait for a unit, or for the idle time. Windows cannot wait for a pipe: the read that follows
+    does, until the other side closes it."""
+    return sys.platform == "win32" or bool(select.select([source], [], [], IDLE_SECONDS)[0])
+
+
 def _serve() -> None:
     """The main loop of a worker: compile until the pipe closes or the idle time is over."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     from rlx.llvm import emit_object  # noqa: F401  (imported before the first unit arrives)
 
-    while select.select([source], [], [], IDLE_SECONDS)[0]:
+    while _has_work(source):
         try:
             unit: Unit = _receive(source)
         except EOFError:

@@ -17,6 +17,16 @@ from rlx.support.records import dataclass
 from rlx.support.settings import setting
 
 _RESERVE = "reserve-x18"  # not a CPU feature: a register that the ABI reserves
+# What follows the architecture in the triple. Objects are ELF everywhere, because `elf` links them.
+# Apple's calls are Linux's as far as kernels have them (no variable arguments, x18 untouched); the
+# vendor tells its code apart.
+_LINUX = "unknown-linux-gnu"
+_SYSTEMS = {"darwin": "apple-linux-gnu", "win32": "pc-windows-msvc-elf"}
+
+
+def _triple(arch: str) -> str:
+    """Code of an architecture for this system."""
+    return f"{arch}-{_SYSTEMS.get(sys.platform, _LINUX)}"
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Target:
 
     @staticmethod
     def named(name: str) -> Target:
-        """A target from the table, or the host for "host"."""
+        """A target from the table, for this system; or the host for "host"."""
         if name == "host":
             return _host()
         entry = NAMED.get(name)
@@ -48,8 +58,9 @@ class Target:
                 hint="use 'host' for this machine",
             )
         arch, cpu, features = entry
-        triple = f"{arch}-unknown-linux-gnu"
-        return Target(triple, cpu, tuple(sorted(f"+{f}" for f in features)), arch)
+        if arch == "aarch64" and sys.platform == "darwin":
+            features |= {_RESERVE}
+        return Target(_triple(arch), cpu, tuple(sorted(f"+{f}" for f in features)), arch)
 
     @staticmethod
     def names() -> list[str]:
@@ -70,9 +81,21 @@ class Target:
 
     def runs_on(self, host: Target) -> bool:
         """Can code made for this target run on `host`?"""
-        if self.arch != host.arch or (host.has(_RESERVE) and not self.has(_RESERVE)):
+        if self.arch != host.arch or self.system != host.system:
+            return False
+        if host.has(_RESERVE) and not self.has(_RESERVE):
             return False
         return self._present - {_RESERVE} <= host._present
+
+    @cached_property
+    def system(self) -> str:
+        """The system whose calls and functions code uses, as `sys.platform` has it."""
+        rest = self.triple.split("-", 1)[1]
+        return next((name for name, found in _SYSTEMS.items() if found == rest), "linux")
+
+    @property
+    def is_windows(self) -> bool:
+        return self.system == "win32"
 
     @property
     def is_x86(self) -> bool:
@@ -179,17 +202,16 @@ def _machine() -> Target:
         )
     if sys.platform == "linux":
         cpu, features = linux_cpu(arch)
-        return Target(f"{arch}-unknown-linux-gnu", cpu, features, arch)
+        return Target(_triple(arch), cpu, features, arch)
     return _host_from_llvm(arch)
 
 
 def _host_from_llvm(arch: str) -> Target:
-    """The host where there is no /proc/cpuinfo. Objects are ELF, because `elf` links them."""
+    """The host where there is no /proc/cpuinfo."""
     import llvmlite.binding as llvm
 
     flags = dict(llvm.get_host_cpu_features())
     if arch == "aarch64" and sys.platform == "darwin":
         flags[_RESERVE] = True  # Apple's ABI keeps x18 for the system
     features = tuple(sorted(("+" if on else "-") + name for name, on in flags.items()))
-    system = "pc-windows-msvc-elf" if sys.platform == "win32" else "unknown-linux-gnu"
-    return Target(f"{arch}-{system}", llvm.get_host_cpu_name(), features, arch)
+    return Target(_triple(arch), llvm.get_host_cpu_name(), features, arch)

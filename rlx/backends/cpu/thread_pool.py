@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.cpu.executor import control_block
+from rlx.llvm.code_memory import code_memory
 from rlx.llvm.jit import Kernel
 from rlx.llvm.target import Target
 from rlx.support.machine import MAX_WORKERS, usable_cores, worker_count
@@ -42,8 +43,10 @@ _executors: dict[bool, Kernel] = {}
 
 
 def uses_futex(target: Target) -> bool:
-    """Whether workers sleep in futexes: on Linux, in code compiled for Linux."""
-    return "linux" in target.triple and sys.platform == "linux"
+    """Whether workers sleep in futexes, or in what the system has instead (see `barrier`)."""
+    if target.system != sys.platform:
+        return False
+    return sys.platform != "darwin" or code_memory().address("os_sync_wait_on_address") is not None
 
 
 def offer_executor(kernel: Kernel, futex: bool) -> None:
@@ -182,7 +185,7 @@ class ThreadPool:
     physical core.
 
     `oversubscribe` allows more workers than cores (slow; for tests). `futex=False` makes idle
-    workers sleep in Python, as on systems without futexes.
+    workers sleep in Python, as on systems without futexes or the like.
     """
 
     def __init__(
@@ -192,8 +195,9 @@ class ThreadPool:
             self.workers = max(1, min(workers, MAX_WORKERS))
         else:
             self.workers = worker_count(workers)
-        self._futex = sys.platform == "linux" if futex is None else futex
-        self._rebalances = self._futex and 1 < self.workers <= usable_cores()
+        self._futex = uses_futex(Target.host()) if futex is None else futex
+        records_cores = self._futex and sys.platform == "linux"
+        self._rebalances = records_cores and 1 < self.workers <= usable_cores()
         self._reset()
         _pools.add(self)
 

@@ -1,12 +1,15 @@
 """Waiting in the executor: workers spin, then yield, then sleep until others wake them.
 
 A sleeper counts itself before it checks its condition a last time. Whoever changes the condition
-reads this count afterwards, so no wake-up is lost. On Linux workers sleep in futexes.
+reads this count afterwards, so no wake-up is lost. Workers sleep where the system offers to wait
+for a change of a 4-byte word: futex on Linux, os_sync on macOS 14.4 and later, WaitOnAddress on
+Windows 8 and later. Elsewhere they poll, or sleep in Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from rlx.backends.cpu.executor.control_block import (
     ARRIVED,
@@ -16,10 +19,21 @@ from rlx.backends.cpu.executor.control_block import (
     GENERATION,
     SPIN,
 )
-from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
+from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr, void
+from rlx.llvm.target import Target
 
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
 _EVERYONE = 0x7FFFFFFF
+_FOREVER = 0xFFFFFFFF  # milliseconds of WaitOnAddress
+
+
+class Sleep(NamedTuple):
+    """How workers sleep: `wait(f, address, seen)` returns when the i32 there is not `seen`, or at
+    any time; `wake(f, address)` wakes all who wait there."""
+
+    name: str
+    wait: Callable[[Function, Value, Value], None]
+    wake: Callable[[Function, Value], None]
 
 
 def _futex(f: Function, op: int, address: Value, value: Value) -> None:
@@ -32,20 +46,61 @@ def _futex(f: Function, op: int, address: Value, value: Value) -> None:
     )
 
 
-def futex_wait(f: Function, address: Value, seen: Value) -> None:
+def _futex_wait(f: Function, address: Value, seen: Value) -> None:
     _futex(f, _FUTEX_WAIT, address, seen)
 
 
-def futex_wake(f: Function, address: Value) -> None:
+def _futex_wake(f: Function, address: Value) -> None:
     _futex(f, _FUTEX_WAKE, address, f.i64(_EVERYONE))
 
 
-def sleep_a_little(f: Function, address: Value, seen: Value) -> None:
-    f.intrinsic("usleep", i32, f.i32(50))
+def _os_sync_wait(f: Function, address: Value, seen: Value) -> None:
+    value = seen.to(i64, signed=False)
+    f.intrinsic("os_sync_wait_on_address", i32, address, value, f.i64(4), f.i32(0))
 
 
-def wake_nobody(f: Function, address: Value) -> None:
+def _os_sync_wake(f: Function, address: Value) -> None:
+    f.intrinsic("os_sync_wake_by_address_all", i32, address, f.i64(4), f.i32(0))
+
+
+def _windows_wait(f: Function, address: Value, seen: Value) -> None:
+    place = f.alloca(4)  # WaitOnAddress takes the address of what was seen
+    f.store(seen, place)
+    f.intrinsic("WaitOnAddress", i32, address, place, f.i64(4), f.i32(_FOREVER))
+
+
+def _windows_wake(f: Function, address: Value) -> None:
+    f.intrinsic("WakeByAddressAll", void, address)
+
+
+def _sleep_a_little(f: Function, address: Value, seen: Value) -> None:
+    if f.target.is_windows:
+        f.intrinsic("Sleep", void, f.i32(0))
+    else:
+        f.intrinsic("usleep", i32, f.i32(50))
+
+
+def _wake_nobody(f: Function, address: Value) -> None:
     """Sleepers of the portable barrier poll."""
+
+
+FUTEX = Sleep("futex", _futex_wait, _futex_wake)
+OS_SYNC = Sleep("os_sync", _os_sync_wait, _os_sync_wake)
+WAIT_ON_ADDRESS = Sleep("WaitOnAddress", _windows_wait, _windows_wake)
+POLL = Sleep("poll", _sleep_a_little, _wake_nobody)
+
+
+_SLEEPS = {"linux": FUTEX, "darwin": OS_SYNC, "win32": WAIT_ON_ADDRESS}
+
+
+def native_sleep(target: Target) -> Sleep:
+    """How workers sleep in code for a target."""
+    return _SLEEPS[target.system]
+
+
+def yield_core(f: Function) -> None:
+    """Let another thread run on this core."""
+    f.intrinsic("SwitchToThread" if f.target.is_windows else "sched_yield", i32)
 
 
 def counted(f: Function, counter: Value) -> Iterator[None]:
@@ -69,16 +124,12 @@ def idle(f: Function, state: Value, start: Value, patience: int) -> Iterator[Non
             continue
         for yields in f.either(waited < f.load(state, i64, patience)):
             if yields:
-                f.intrinsic("sched_yield", i32)
+                yield_core(f)
             else:
                 yield
 
 
-def emit_barrier(
-    m: Module,
-    wait: Callable[[Function, Value, Value], None],
-    wake: Callable[[Function, Value], None],
-) -> Function:
+def emit_barrier(m: Module, sleep: Sleep) -> Function:
     """barrier(state, nth): wait until all workers of the run have arrived."""
     f = m.function("barrier", [("state", ptr), ("nth", i32)], internal=True)
     state = f["state"]
@@ -91,18 +142,18 @@ def emit_barrier(
             f.atomic_rmw("add", generation, f.i32(1), order="seq_cst")
             asleep = f.atomic_load(sleepers, i32, order="seq_cst")
             for _ in f.when(asleep.ne(0)):
-                wake(f, generation)
+                sleep.wake(f, generation)
             continue
         start = f.carry([f.clock()])
         for _ in start.forever():
             start.break_unless(f.atomic_load(generation, i32).eq(seen))
             for _ in idle(f, state, start.values[0], BARRIER_YIELD):
                 for _ in counted(f, sleepers):
-                    wait(f, generation, seen)
+                    sleep.wait(f, generation, seen)
     return f
 
 
-def emit_finish(m: Module, wake: Callable[[Function, Value], None]) -> Function:
+def emit_finish(m: Module, sleep: Sleep) -> Function:
     """finish(state, nth): a worker signals that it has left the run."""
     f = m.function("finish", [("state", ptr), ("nth", i32)], internal=True)
     state = f["state"]
@@ -111,11 +162,11 @@ def emit_finish(m: Module, wake: Callable[[Function, Value], None]) -> Function:
     for _ in f.when(before.eq(f["nth"] - 2)):
         asleep = f.atomic_load(state, i32, BARRIER_SLEEPERS, "seq_cst")
         for _ in f.when(asleep.ne(0)):
-            wake(f, finished)
+            sleep.wake(f, finished)
     return f
 
 
-def emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Function:
+def emit_join(m: Module, sleep: Sleep) -> Function:
     """join(state, nth): worker 0 waits until all others have left the run, so that the next one may
     change the control block."""
     f = m.function("join", [("state", ptr), ("nth", i32)], internal=True)
@@ -128,5 +179,5 @@ def emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Func
             for _ in counted(f, sleepers):
                 now = f.atomic_load(finished, i32, order="seq_cst")
                 for _ in f.when(now.ne(others)):
-                    wait(f, finished, now)
+                    sleep.wait(f, finished, now)
     return f

@@ -31,19 +31,18 @@ loop's header holds
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 
 from rlx.backends.cpu.executor.barrier import (
+    FUTEX,
+    POLL,
+    Sleep,
     counted,
     emit_barrier,
     emit_finish,
     emit_join,
-    futex_wait,
-    futex_wake,
     idle,
-    sleep_a_little,
-    wake_nobody,
+    native_sleep,
 )
 from rlx.backends.cpu.executor.control_block import (
     ARGS,
@@ -162,23 +161,22 @@ def _copy_outputs(f: Function, header: Value) -> None:
         f.store(f.load(f.load(copy, ptr, COPY_FROM), i32), f.load(copy, ptr, COPY_TO))
 
 
-def executor_unit(target: Target, futex: bool | None = None) -> Unit:
-    """The executor for a target; without futex, workers sleep in Python and are woken by it."""
-    if futex is None:
-        futex = sys.platform == "linux"
+def executor_unit(target: Target, futex: bool = True) -> Unit:
+    """The executor for a target; without futex, or what its system has instead, workers sleep in
+    Python and are woken by it."""
     m = Module(target)
-    wait, wake = (futex_wait, futex_wake) if futex else (sleep_a_little, wake_nobody)
-    execute = _emit_execute(m, emit_barrier(m, wait, wake), futex)
-    _emit_worker(m, execute, emit_finish(m, wake), futex)
-    emit_decode_loop(m, _emit_run(m, execute, emit_join(m, wait), futex))
-    _emit_stop(m, futex)
+    sleep = native_sleep(target) if futex else POLL
+    execute = _emit_execute(m, emit_barrier(m, sleep), sleep is FUTEX)
+    _emit_worker(m, execute, emit_finish(m, sleep), sleep)
+    emit_decode_loop(m, _emit_run(m, execute, emit_join(m, sleep), sleep))
+    _emit_stop(m, sleep)
     now = m.function("now", [], i64)
     now.ret(now.clock())
     return Unit(m.text(), target, "none", 2)
 
 
 @cache
-def load_executor(target: Target, futex: bool | None = None) -> Kernel:
+def load_executor(target: Target, futex: bool) -> Kernel:
     return compile_unit(executor_unit(target, futex))
 
 
@@ -286,15 +284,15 @@ def _count_sleepers(f: Function, op: str) -> None:
     f.atomic_rmw(op, f["state"], f.i32(1), SLEEPERS, "seq_cst")
 
 
-def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
-    """Wait in a worker for an epoch other than the one seen; without futex return to Python."""
+def _wait_for_epoch(f: Function, seen: Value, sleep: Sleep) -> None:
+    """Wait in a worker for an epoch other than the one seen; where it polls return to Python."""
     state, start = f["state"], f.carry([f.clock()])
     for _ in start.forever():
         start.break_unless(f.atomic_load(state, i32, EPOCH).eq(seen))
         for _ in idle(f, state, start.values[0], IDLE_YIELD):
-            if futex:
+            if sleep is not POLL:
                 for _ in counted(f, f.gep(state, SLEEPERS)):
-                    futex_wait(f, f.gep(state, EPOCH), seen)
+                    sleep.wait(f, f.gep(state, EPOCH), seen)
                 continue
             _count_sleepers(f, "add")
             missed = f.atomic_load(state, i32, EPOCH, "seq_cst").ne(seen)
@@ -306,11 +304,11 @@ def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
                     f.ret(asleep)
 
 
-def _emit_worker(m: Module, execute: Function, finish: Function, futex: bool) -> None:
+def _emit_worker(m: Module, execute: Function, finish: Function, sleep: Sleep) -> None:
     """i64 worker(state, tid, seen, slept): serve runs until the pool stops, then return -1.
 
-    Without futex it returns the epoch it has seen after an idle time, counted as asleep; the caller
-    waits for the pool's wake-up and calls again with slept = 1.
+    Where it polls it returns the epoch it has seen after an idle time, counted as asleep; the
+    caller waits for the pool's wake-up and calls again with slept = 1.
     """
     params = [("state", ptr), ("tid", i32), ("seen", i32), ("slept", i32)]
     f = m.function("worker", params, i64)
@@ -320,7 +318,7 @@ def _emit_worker(m: Module, execute: Function, finish: Function, futex: bool) ->
     seen = f.carry([f["seen"]])
     for _ in seen.forever():
         seen.break_unless(f.i32(0).eq(0))
-        _wait_for_epoch(f, seen.values[0], futex)
+        _wait_for_epoch(f, seen.values[0], sleep)
         epoch = f.atomic_load(state, i32, EPOCH)
         stopped = f.atomic_load(state, i32, STOP).ne(0)
         for _ in f.when(stopped):
@@ -335,7 +333,7 @@ def _emit_worker(m: Module, execute: Function, finish: Function, futex: bool) ->
     f.ret(f.i64(-1))
 
 
-def _emit_run(m: Module, execute: Function, join: Function, futex: bool) -> Function:
+def _emit_run(m: Module, execute: Function, join: Function, sleep: Sleep) -> Function:
     """i64 run(state, program, first, last): run as worker 0. Returns the launch to resume at."""
     params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
     f = m.function("run", params, i64)
@@ -350,11 +348,11 @@ def _emit_run(m: Module, execute: Function, join: Function, futex: bool) -> Func
         f.store(program, state, PROGRAM)
         f.store(first, state, FIRST)
         f.store(last, state, LAST)
-        _new_epoch(f, nth, futex)
+        _new_epoch(f, nth, sleep)
     at = f.call(execute, state, program, first, last, f.i32(0), nth)
     for _ in f.when(nth > 1):
         f.call(join, state, nth)
-    if futex:
+    if sleep is FUTEX:
         _emit_shared_core(f, nth)
     f.ret(at)
     return f
@@ -381,7 +379,7 @@ def _emit_patches(f: Function, program: Value) -> None:
         f.store(f.load(f.gep(dynamic, source, 8), i64), f.gep(args, arg, 8))
 
 
-def _new_epoch(f: Function, nth: Value, futex: bool) -> None:
+def _new_epoch(f: Function, nth: Value, sleep: Sleep) -> None:
     """Announce a run to all workers. Only the holder of the pool writes the epoch: no race."""
     state = f["state"]
     old = f.atomic_load(state, i32, EPOCH, "monotonic")
@@ -389,14 +387,14 @@ def _new_epoch(f: Function, nth: Value, futex: bool) -> None:
     f.atomic_rmw("xchg", state, fresh, EPOCH, "seq_cst")
     asleep = f.atomic_load(state, i32, SLEEPERS, "seq_cst").ne(0)
     for _ in f.when(asleep):
-        if futex:
-            futex_wake(f, f.gep(state, EPOCH))
+        if sleep is not POLL:
+            sleep.wake(f, f.gep(state, EPOCH))
         else:
             f.call_pointer(f.load(state, ptr, WAKE), void)
 
 
-def _emit_stop(m: Module, futex: bool) -> None:
+def _emit_stop(m: Module, sleep: Sleep) -> None:
     """stop(state): every worker returns after its current run."""
     f = m.function("stop", [("state", ptr)])
     f.atomic_store(f.i32(1), f["state"], STOP, "seq_cst")
-    _new_epoch(f, f.i32(0), futex)
+    _new_epoch(f, f.i32(0), sleep)
