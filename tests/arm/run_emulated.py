@@ -24,10 +24,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent
-sys.path.insert(0, str(SOURCES))
-
-from rlx.support.files import cache_root
-
 SUITES = {
     "parity": ["tests/parity/test_parity.py", "-k", "cpu"],
     "tiny": ["tests/models/test_goldens.py", "-k", "cpu"],
@@ -157,7 +153,7 @@ class Guest:
         models = cache / "models"
         if not models.exists():  # those of `tests/install.py`
             models.unlink(missing_ok=True)
-            models.symlink_to(cache_root() / "models")
+            models.symlink_to(_cache_of_models())
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(p) for p in (SOURCES, HERE, self.site)),
@@ -168,6 +164,13 @@ class Guest:
             "ARM_SOURCES": str(SOURCES),
             "ARM_SHARE": share,
         }
+
+
+def _cache_of_models() -> Path:
+    sys.path.insert(0, str(SOURCES))
+    from rlx.support.files import cache_root
+
+    return cache_root() / "models"
 
 
 def _counts(report: Path) -> Counter[str]:
