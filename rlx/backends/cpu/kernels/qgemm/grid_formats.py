@@ -158,6 +158,7 @@ class GridFormat(KQuantFormat):
     most: int  # the largest code, or magnitude, of the vectors that multiply one row
     offset: int  # of codes
     scale_of_d: float
+    takes_pairs = False
     direct = False
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:

@@ -29,6 +29,7 @@ from rlx.backends.cpu.kernels.qgemm.dot import (
     Widened,
     dot_kind,
 )
+from rlx.backends.cpu.kernels.qgemm.dot_arm import Dotprod
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GridFormat
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
@@ -372,6 +373,8 @@ class UnpackedGemm:
         t = MicroTile(f, rows, self.vectors, shift)
         if self.fmt.unpacked.planes == 2:
             t.dot = Widened(f, t.rows, t.lanes)
+        elif t.dot.takes_pairs:  # rows lie word by word here
+            t.dot = Dotprod(f, t.rows, t.lanes)
         return t
 
     def reserve(self, f: Function) -> None:
