@@ -24,8 +24,7 @@ from qgemm_support import (
 import rlx
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.qgemm import dot, qgemm, unpacked_gemm
-from rlx.backends.cpu.kernels.qgemm.dot import Dotprod
-from rlx.backends.cpu.kernels.qgemm.dot_arm import Matrix, Neon
+from rlx.backends.cpu.kernels.qgemm.dot_arm import Dotprod, Matrix, Neon
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
 from rlx.backends.cpu.kernels.qgemm.qgemm import (
     ROW_BLOCK_BYTES,
@@ -489,7 +488,9 @@ class SignedMatrix(Matrix, Signed):
 
 
 @pytest.mark.skipif(not HOST.is_x86, reason="the stand-in is made of x86 instructions")
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "IQ4_XS", "int8", "int4"])
+@pytest.mark.parametrize(
+    "name", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "IQ4_XS", "int8", "int4", "TQ1_0"]
+)
 def test_matrix_products_of_bytes(name, monkeypatch):
     """Tiles of 2 x 2 sums, rows in pairs of words: the same numbers, to the bit, as single rows."""
     for module in (dot, qgemm, unpacked_gemm):
@@ -499,7 +500,7 @@ def test_matrix_products_of_bytes(name, monkeypatch):
     rng = np.random.default_rng(15)
     parts = random_weight(scheme, (20,), 512, rng)
     layout = row_layout(scheme, 512, target)
-    assert layout.paired == (name != "int4"), "nibbles of int4 alternate between words"
+    assert layout.paired == (name not in ("int4", "TQ1_0")), "these read other words"
     x = rng.standard_normal((9, 512)).astype(np.float32)
     check_product(scheme, layout, parts, x, target)
     graph = pack_quantised(graph_of(scheme, x, parts), target)
@@ -518,8 +519,7 @@ def test_vnni_of_256_bits(name):
     layout = row_layout(scheme, 512, alder)
     text = unit_of(QuantGemm(scheme, layout, Epilogue(DType.of("f32"))), alder).assembly()
     assert "{vex} vpdpbusd" in text or "{vex}\tvpdpbusd" in text
-    assert "%zmm" not in text
-    assert ("pmaddubsw" in text) == (name in ("Q4_K", "Q6_K")), "many rows of unpacked codes"
+    assert "%zmm" not in text and "pmaddubsw" not in text
     features = ("+avx512f", "+avx512vl", "+avx512vnni")
     if not all(HOST.has(f[1:]) for f in features):
         pytest.skip("no vpdpbusd here")

@@ -192,43 +192,6 @@ class Vnni(FourWay):
         return _shuffle_bytes(self, table, indices)
 
 
-class Dotprod(FourWay):
-    """sdot: signed bytes."""
-
-    instruction = "sdot"
-    signed_bytes = True
-
-    def tile_row(self, first: Value, i: int, type_: Type = i32) -> Value:
-        """A lane of four rows: instructions take it from there, so that nothing is broadcast."""
-        if self.rows % 4:
-            return super().tile_row(first, i, type_)
-        four = self.f.load(first, vec(4, type_), 16 * (i // 4))
-        return self.f.shuffle(four, None, [i % 4] * self.lanes)
-
-    def step(self, total: Value, codes: Value, x: Value) -> Value:
-        name = f"llvm.aarch64.neon.sdot.{self.sums.suffix}.{self.bytes.suffix}"
-        return self._call(name, self.sums, total, codes, x.bits(self.bytes))
-
-    def pairs(self, total: Value, a: Value, b: Value) -> Value:
-        return total + self.sum_of_pairs([a], [b])
-
-    def sum_of_pairs(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
-        """Products of the lower two and of the upper two lanes, whose neighbours are added last."""
-        f = self.f
-        low = high = f.const(0, self.sums)
-        for both in zip(a, b, strict=True):
-            x, y = (v.bits(vec(8, i16)) for v in both)
-            low = low + f.slice(x, 0, 4).to(i32) * f.slice(y, 0, 4).to(i32)
-            high = high + f.slice(x, 4, 4).to(i32) * f.slice(y, 4, 4).to(i32)
-        return f.shuffle(low, high, range(0, 8, 2)) + f.shuffle(low, high, range(1, 8, 2))
-
-    def lookup(self, table: Sequence[int], indices: Value) -> Value:
-        values = self.f.const(list(table), self.bytes)
-        return self._call(
-            f"llvm.aarch64.neon.tbl1.{self.bytes.suffix}", self.bytes, values, indices
-        )
-
-
 # Steps whose 16-bit pair sums cannot overflow: 2 * 127 * (2^bits - 1) each.
 _SAFE_STEPS = {1: 64, 2: 32, 3: 16, 4: 8, 5: 4, 6: 2, 7: 1}
 

@@ -1,14 +1,51 @@
-"""Integer dot products of AArch64 beside `Dotprod`: plain NEON, and matrix products (i8mm)."""
+"""Integer dot products of AArch64: sdot, plain NEON, and matrix products (i8mm)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cpu.kernels.qgemm.dot import UNROLL_ROWS, DotLoop, Dotprod, IntDot
-from rlx.llvm.builder import Function, Type, Value, i8, i16, i32, vec
+from rlx.backends.cpu.kernels.qgemm.dot import UNROLL_ROWS, DotLoop, FourWay, IntDot
+from rlx.llvm.builder import Function, Type, Value, i16, i32, vec
 from rlx.llvm.target import Target
 
-_EIGHT, _HALVES = vec(8, i8), vec(8, i16)
+_HALVES = vec(8, i16)
+
+
+class Dotprod(FourWay):
+    """sdot: signed bytes."""
+
+    instruction = "sdot"
+    signed_bytes = True
+
+    def tile_row(self, first: Value, i: int, type_: Type = i32) -> Value:
+        """A lane of four rows: instructions take it from there, so that nothing is broadcast."""
+        if self.rows % 4:
+            return super().tile_row(first, i, type_)
+        four = self.f.load(first, vec(4, type_), 16 * (i // 4))
+        return self.f.shuffle(four, None, [i % 4] * self.lanes)
+
+    def step(self, total: Value, codes: Value, x: Value) -> Value:
+        name = f"llvm.aarch64.neon.sdot.{self.sums.suffix}.{self.bytes.suffix}"
+        return self._call(name, self.sums, total, codes, x.bits(self.bytes))
+
+    def pairs(self, total: Value, a: Value, b: Value) -> Value:
+        return total + self.sum_of_pairs([a], [b])
+
+    def sum_of_pairs(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
+        """Products of the lower two and of the upper two lanes, whose neighbours are added last."""
+        f = self.f
+        low = high = f.const(0, self.sums)
+        for both in zip(a, b, strict=True):
+            x, y = (v.bits(vec(8, i16)) for v in both)
+            low = low + f.slice(x, 0, 4).to(i32) * f.slice(y, 0, 4).to(i32)
+            high = high + f.slice(x, 4, 4).to(i32) * f.slice(y, 4, 4).to(i32)
+        return f.shuffle(low, high, range(0, 8, 2)) + f.shuffle(low, high, range(1, 8, 2))
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        values = self.f.const(list(table), self.bytes)
+        return self._call(
+            f"llvm.aarch64.neon.tbl1.{self.bytes.suffix}", self.bytes, values, indices
+        )
 
 
 class Neon(Dotprod):
@@ -78,27 +115,56 @@ class Matrix(Dotprod):
         return out
 
     def _tiles(self, loop: DotLoop, start: Sequence[Value]) -> list[Value]:
-        """All steps of the loop, an even number; unrolled where it is known and nothing is
-        scaled."""
+        """All steps of the loop, an even number where it is not known; unrolled where it is and
+        nothing is scaled."""
         if isinstance(loop.groups, int) and loop.scales is None and self.rows >= UNROLL_ROWS:
             tiles = list(start)
-            for g in range(0, loop.groups, 2):
+            for g in range(0, loop.groups - 1, 2):
                 tiles = self._two_steps(loop, self.f.i64(g), tiles)
-            return tiles
+            return self._last_step(loop, tiles)
+        known = isinstance(loop.groups, int)
+        even = loop.groups - loop.groups % 2 if isinstance(loop.groups, int) else loop.groups
         carried = self.f.carry(start)
-        for step in carried.range(0, loop.groups, 2):
+        for step in carried.range(0, even, 2):
             carried.values = self._two_steps(loop, step, carried.values)
-        return carried.values
+        return self._last_step(loop, carried.values) if known else carried.values
+
+    def _last_step(self, loop: DotLoop, given: Sequence[Value]) -> list[Value]:
+        """The last of an odd number of steps: its codes and zeros."""
+        tiles, groups = list(given), loop.groups
+        if not isinstance(groups, int) or groups % 2 == 0:
+            return tiles
+        g, zeros = self.f.i64(groups - 1), self.f.const(0, self.sums)
+        for s, codes in enumerate(loop.codes(g)):
+            columns = self._zipped(codes.bits(self.sums), zeros)
+            place = loop.x(g, s)
+            fours = [self.f.load(place, self.sums, at) for at in range(0, 4 * self.rows, 16)]
+            rows = [x for four in fours for x in self._zipped(four, zeros)]
+            tiles = self._multiplied(loop, s, tiles, rows, columns)
+        return tiles
 
     def _two_steps(self, loop: DotLoop, g: Value, given: Sequence[Value]) -> list[Value]:
         tiles = list(given)
         for s, both in enumerate(zip(loop.codes(g), loop.codes(g + 1), strict=True)):
             columns = self._zipped(*(codes.bits(self.sums) for codes in both))
-            for pair, x in enumerate(self._pairs_of_rows(loop, g, s)):
-                for half, codes in enumerate(columns):
-                    at = loop.set_of[s] * self.rows + pair * 2 + half
-                    name = "llvm.aarch64.neon.smmla.v4i32.v16i8"
-                    tiles[at] = self._call(name, self.sums, tiles[at], x, codes)
+            tiles = self._multiplied(loop, s, tiles, self._pairs_of_rows(loop, g, s), columns)
+        return tiles
+
+    def _multiplied(
+        self,
+        loop: DotLoop,
+        s: int,
+        given: Sequence[Value],
+        rows: Sequence[Value],
+        columns: Sequence[Value],
+    ) -> list[Value]:
+        """The tiles plus the products of stream s."""
+        tiles = list(given)
+        for pair, x in enumerate(rows):
+            for half, codes in enumerate(columns):
+                at = loop.set_of[s] * self.rows + pair * 2 + half
+                name = "llvm.aarch64.neon.smmla.v4i32.v16i8"
+                tiles[at] = self._call(name, self.sums, tiles[at], x, codes)
         return tiles
 
     def _pairs_of_rows(self, loop: DotLoop, g: Value, s: int) -> list[Value]:

@@ -29,6 +29,7 @@ from rlx.backends.cpu.kernels.qgemm.dot import (
     Widened,
     dot_kind,
 )
+from rlx.backends.cpu.kernels.qgemm.dot_arm import Dotprod
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GridFormat
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
@@ -324,18 +325,15 @@ class UnpackedGemm:
     def of(
         m: Module, scheme: QuantScheme, fmt: Format, layout: RowLayout, tiles_per_panel: int
     ) -> UnpackedGemm | None:
-        """None where tiles read packed column tiles faster. With AVX-VNNI they do for codes of 8
-        bits; for Q4_K they would take 1.6 times as long (by llvm-mca, Alder Lake)."""
+        """None where tiles read packed column tiles faster."""
         if isinstance(fmt, SharedScaleFormat):  # its rows are for another target
             return None
-        assert isinstance(fmt, KQuantFormat | BlockFormat)
         wide, kind = m.target.num_vector_registers > 16, dot_kind(m.target)
-        pays = isinstance(fmt, GridFormat)
-        if kind is Vnni:
-            pays |= isinstance(fmt, KQuantFormat | Ternary) if wide else fmt.bits < 8
-        elif kind is Maddubs:
-            pays |= not wide
-        return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel) if pays else None
+        pays = isinstance(fmt, KQuantFormat | Ternary)
+        pays = (kind is Vnni and wide and pays) or (kind is Maddubs and not wide)
+        if pays or isinstance(fmt, GridFormat):
+            return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel)
+        return None
 
     def _emit_unpack(self, m: Module) -> Function:
         """void unpack(ptr column_tile, i64 first, i64 count, ptr out): blocks of a column tile."""
@@ -370,8 +368,8 @@ class UnpackedGemm:
         t = MicroTile(f, rows, self.vectors, shift)
         if self.fmt.unpacked.planes == 2:
             t.dot = Widened(f, t.rows, t.lanes)
-        elif f.target.is_x86 and f.target.num_vector_registers <= 16:
-            t.dot = Maddubs(f, t.rows, t.lanes)
+        elif t.dot.takes_pairs:  # rows lie word by word here
+            t.dot = Dotprod(f, t.rows, t.lanes)
         return t
 
     def reserve(self, f: Function) -> None:
