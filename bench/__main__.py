@@ -9,7 +9,7 @@ from pathlib import Path
 
 import bench
 
-_HELPERS = {"__main__", "common", "peers", "qwen3", "random_model", "results"}
+_HELPERS = {"__main__", "common", "peers", "qwen3", "random_model", "results", "shallow_model"}
 
 
 def names() -> list[str]:

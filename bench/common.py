@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlx.llvm.target import Target
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -49,6 +51,14 @@ def arguments(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
     return parser
+
+
+def instruction_set() -> str:
+    """What RLX compiles for here: RLX_TARGET=znver3 (or x86-64-v3) holds it to AVX2."""
+    target = Target.host()
+    if not target.is_x86:
+        return "NEON"
+    return "AVX512" if target.avx512 else "AVX2" if target.has("avx2") else "SSE"
 
 
 def median_time(run: Callable[[], object], repeat: int = 5, inner: int = 1) -> float:

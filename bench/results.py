@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PEERED = ("encoder", "llm", "quantize", "regions")  # take --peer-python
+PEERED = ("encoder", "llm", "long", "quantize", "regions")  # take --peer-python
 
 
 def run_all(names: list[str], rest: list[str], out: Path) -> int:
@@ -43,7 +43,7 @@ def _arguments(name: str, options: argparse.Namespace) -> list[str]:
         given += ["--genai-python", options.genai_python]
     if name == "llm" and options.ort_genai_python:
         given += ["--ort-genai-python", options.ort_genai_python]
-    if name in ("llm", "memory"):
+    if name in ("llm", "long", "memory"):
         given += [a for file in options.llm for a in ("--model", file)]
     return given
 

@@ -81,7 +81,10 @@ class Peer:
 _SERVER = Path(__file__).with_name("llama_cpp_server.py")
 
 
-def start_llama_cpp(python: str, model: Path | str, threads: int, context: int) -> Peer:
-    """The same model file in llama.cpp. What it can be asked stands in `llama_cpp_server.py`."""
+def start_llama_cpp(
+    python: str, model: Path | str, threads: int, context: int, *words: str
+) -> Peer:
+    """The same model file in llama.cpp. What it can be asked, and what `words` it takes, stands in
+    `llama_cpp_server.py`."""
     install = "-m pip install llama-cpp-python"
-    return Peer(python, _SERVER, model, threads, context, install=install)
+    return Peer(python, _SERVER, model, threads, context, *words, install=install)
