@@ -123,9 +123,14 @@ def exp_down(x: Value) -> Value:
     f, k = x.fn, real(x, "exp")
     if has_lookup(x):
         return _exp_by_table(x)
-    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)
-    count, _, r = _reduce(x, k)
-    return (f.fma(r * r, polynomial(r, k.exp), r) + 1.0) * power_of_two(count, k)
+    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)  # there the power's bits are all 0
+    magic = k.magic + k.bias  # so that the low bits are the exponent of the power
+    with f.exact():
+        shifted = f.fma(x, f.const(1 / math.log(2), x.type), magic)
+        r = _remainder(x, shifted - magic, k)
+    power = (shifted.bits() << k.mantissa).bits(x.type)
+    p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
+    return f.fma(power, p, power)
 
 
 def _exp_by_table(x: Value) -> Value:
@@ -213,9 +218,14 @@ def _reduce(x: Value, k: Real) -> tuple[Value, Value, Value]:
     with f.exact():
         shifted = f.fma(x, f.const(1 / math.log(2), x.type), k.magic)
         whole = shifted - k.magic
-        r = f.fma(whole, f.const(-k.ln2[0], x.type), x)
-        r = f.fma(whole, f.const(-k.ln2[1], x.type), r)
+        r = _remainder(x, whole, k)
     return shifted.bits() - f.const(k.magic, x.type).bits(), whole, r
+
+
+def _remainder(x: Value, whole: Value, k: Real) -> Value:
+    """x - whole · ln 2."""
+    r = x.fn.fma(whole, x.fn.const(-k.ln2[0], x.type), x)
+    return x.fn.fma(whole, x.fn.const(-k.ln2[1], x.type), r)
 
 
 def _scales_natively(x: Value) -> bool:
