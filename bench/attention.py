@@ -113,8 +113,8 @@ def prefill_bar(threads: int, repeat: int) -> Bar:
     bench.check()
     ours, peak = interleaved([bench.run, probe.run], repeat, inner=3)
     return Bar(
-        f"attention prefill {LENGTH}, {threads} threads, {instruction_set()}", bench.flops / ours / 1e9, "GFLOP/s",
-        "f32 peak", probe.flops / peak / 1e9, goal=0.60,
+        f"attention prefill {LENGTH}, {threads} threads, {instruction_set()}",
+        bench.flops / ours / 1e9, "GFLOP/s", "f32 peak", probe.flops / peak / 1e9, goal=0.60,
     )  # fmt: skip
 
 

@@ -435,20 +435,20 @@ _PIECES = (
 )
 # fmt: on
 
-# Φ(-a)^(1/4) / (a - 6.75) as a function of 2 a / 6.75 - 1, 0 <= a <= 6.75
+# Φ(-a)^(1/4) / (a - 6.75) as a function of a - 3.375, 0 <= a <= 6.75
 _ROOT_LIMIT = 6.75
 _ROOT = (
     -0.041068221439548275,
-    0.08484413845264398,
-    -0.053207953797003715,
-    -0.02281278917618306,
-    0.04163902002075306,
-    -0.008459022415763174,
-    -0.01503719861462946,
-    0.007912263827670173,
-    0.0017044820099787854,
-    -0.004407288917250416,
-    -0.001530072590769079,
+    0.025139003985968585,
+    -0.004671205820313083,
+    -0.0005934129989435415,
+    0.0003209263606025966,
+    -1.931751641569129e-05,
+    -1.0174762320413635e-05,
+    1.5862963313674025e-06,
+    1.0125167220763406e-07,
+    -7.757245334251199e-08,
+    -7.979473995555802e-09,
 )
 
 
@@ -466,7 +466,8 @@ def gelu(x: Value) -> Value:
         return x * f.select(x < 0.0, below, 1.0 - below)
     size, below = _by_intervals(size) if has_lookup(x) else _by_root(size)
     with f.exact():
-        relu = f.select(x > 0.0, x, x * 0.0)  # -inf · 0 is NaN, as in the op's formula
+        half = x * 0.5
+        relu = half + f.abs(half)  # NaN for -inf, as in the op's formula
     return f.fma(-size, below, relu)
 
 
@@ -488,7 +489,8 @@ def _by_root(size: Value) -> tuple[Value, Value]:
     """(a limited, Φ(-a)) as the fourth power of a polynomial, which is smoother and ends in 0."""
     f = size.fn
     a = f.min_fast(f.const(_ROOT_LIMIT, size.type), size)
-    t = f.fma(a, f.const(2 / _ROOT_LIMIT, size.type), -1.0)
+    with f.exact():
+        t = a - _ROOT_LIMIT / 2
     root = polynomial(t, _ROOT) * (a - _ROOT_LIMIT)
     square = root * root
     return a, square * square
