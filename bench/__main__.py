@@ -13,12 +13,11 @@ from pathlib import Path
 import bench
 from bench.instruction_set import hold_peers
 
-_NO_BARS = {"mca"}  # figures without a peer: not part of `all`
 _ALIASES = {"qmatmul": "qgemm"}
 _NO_BARS = {"mca"}  # figures without a peer: not part of `all`
 _HELPERS = {
     "__main__", "common", "instruction_set", "peers", "qwen3", "random_model", "results",
-    "start_models", "vocabularies",
+    "shallow_model", "start_models", "vocabularies",
 }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 The shape is that of Qwen3-0.6B: 16 query heads on 8 KV heads of 128. Prefill counts only the flops
 that a causal mask leaves. Decode reads the KV cache of 28 layers, 470 MB in f16, so that no CPU
 cache helps. Limits are measured in turn with the kernels, and results checked before. Results are
-left in the arena (`run_slots`): fresh memory for them would cost page faults.
+left in the arena (`run_slots`): fresh memory for them would cost page faults. Bars name the
+instruction set: RLX_TARGET=znver3 holds it to AVX2.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
+from bench.instruction_set import instruction_set
 from rlx import Graph, Session
 from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
 from rlx.ir.op import Array
@@ -112,8 +114,8 @@ def prefill_bar(threads: int, repeat: int) -> Bar:
     bench.check()
     ours, peak = interleaved([bench.run, probe.run], repeat, inner=3)
     return Bar(
-        f"attention prefill {LENGTH}, {threads} threads", bench.flops / ours / 1e9, "GFLOP/s",
-        "f32 peak", probe.flops / peak / 1e9, goal=0.60,
+        f"attention prefill {LENGTH}, {threads} threads, {instruction_set()}",
+        bench.flops / ours / 1e9, "GFLOP/s", "f32 peak", probe.flops / peak / 1e9, goal=0.60,
     )  # fmt: skip
 
 
@@ -122,7 +124,7 @@ def decode_bar(layout: str, threads: int, repeat: int) -> Bar:
     bench.check()
     ours, reading = interleaved([bench.run, probe.run], repeat)
     return Bar(
-        f"attention decode {CACHED}, KV cache {layout}, {threads} threads",
+        f"attention decode {CACHED}, KV cache {layout}, {threads} threads, {instruction_set()}",
         bench.bytes / ours / 1e9, "GB/s", "read bandwidth", probe.bytes / reading / 1e9, goal=0.70,
     )  # fmt: skip
 

@@ -99,9 +99,9 @@ class Bench:
     def theirs(self, context: int) -> Peer:
         folder, threads = self.options.avx2_peer, self.options.threads
         env = {"PYTHONPATH": str(Path(folder).resolve())} if folder else None
-        peer = start_llama_cpp(self.options.peer_python, self.path, threads, context, env)
-        features = str(peer.hello.get("features", ""))
-        if self.options.avx2 and "AVX512 = 1" in features:
+        peer = start_llama_cpp(self.options.peer_python, self.path, threads, context, env=env)
+        features = str(peer.hello.get("instructions", ""))
+        if self.options.avx2 and features == "AVX512":
             peer.close()
             raise InputError(
                 "llama.cpp is to be held to AVX2", where="--avx2-peer", got=features,

@@ -1,17 +1,20 @@
 """Fused regions: softmax, norms, gelu, rope, residual + norm.
 
 Large arrays against the bandwidth of the fastest copy by as many workers (with streaming stores),
-measured in turn; small ones against torch (--peer-python names a Python that has it).
+measured in turn; small ones against torch (--peer-python names a Python that has it). Bars name the
+instruction set: RLX_TARGET=znver3 holds us to AVX2, and then torch is held to it too.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
+from bench.instruction_set import instruction_set
 from bench.peers.pipe import Peer, PeerMissing
 from rlx import CompileOptions, DimBinding, Graph, Session
 from rlx.backends.cpu.peaks import CopyProbe, read_bandwidth
@@ -67,6 +70,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     options = parser.parse_args(argv)
+    used = instruction_set()
+    if used == "AVX2":  # the peer's process inherits them
+        os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     large, small = 32 * 1024, 64  # 128 MiB a tensor, and 256 KiB
     bars = []
     rounds = 5 if options.quick else 11
@@ -75,7 +81,8 @@ def main(argv: list[str]) -> int:
         run = runner(kind, large, options.threads)
         ours, plain = interleaved([run, copy.run], 2 * rounds)
         speed = moved(kind, large) / ours / 1e9
-        bars.append(Bar(f"{kind}_large", speed, "GB/s", "copy", copy.bytes / plain / 1e9, 0.8))
+        name, limit = f"{kind}_large, {used}", copy.bytes / plain / 1e9
+        bars.append(Bar(name, speed, "GB/s", "copy", limit, 0.8))
     print(f"read bandwidth {read_bandwidth(options.threads):.1f} GB/s")
     try:
         with Peer(
@@ -88,7 +95,7 @@ def main(argv: list[str]) -> int:
                 theirs = peer.ask("time", op=kind, rows=small, width=WIDTH, repeat=rounds)
                 bars.append(
                     Bar(
-                        f"{kind}_small",
+                        f"{kind}_small, {used}",
                         ours * 1e6,
                         "µs",
                         "torch",

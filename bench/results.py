@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PEERED = ("encoder", "llm", "quantize", "regions", "start")  # take --peer-python
+PEERED = ("encoder", "llm", "long", "quantize", "regions", "start")  # take --peer-python
 TYPED = ("llm", "qgemm")  # take --type and --avx2
 
 
@@ -53,7 +53,7 @@ def _arguments(name: str, options: argparse.Namespace) -> list[str]:
         given += ["--ort-genai-python", options.ort_genai_python]
     if name in TYPED:
         given += [a for kind in options.type for a in ("--type", kind)]
-    if name in ("llm", "memory"):
+    if name in ("llm", "long", "memory"):
         given += [a for file in options.llm for a in ("--model", file)]
     return given
 

@@ -1,7 +1,7 @@
 """RLX behind a pipe, asked the same things as its peers: see `rlx/cli/peers/llama_cpp_server.py`.
 
-Commands: {"do": "prefill", "tokens": n}, {"do": "decode", "past": n, "steps": k},
-{"do": "overhead", "steps": k}, {"do": "memory"}.
+Commands: {"do": "prefill", "tokens": n, "past": n}, {"do": "decode", "past": n, "steps": k},
+{"do": "fill", "past": n}, {"do": "overhead", "steps": k}, {"do": "memory"}.
 """
 
 from __future__ import annotations
@@ -21,24 +21,43 @@ from rlx.models.builder import SAMPLE
 
 SETTINGS, RNG = np.array([0, 0, 1, 0], np.float32), np.array([1, 0], np.uint64)
 TOKENS_PER_CALL = 4
+CHUNK = 512
 Answer = dict[str, object]
 
 
 class Server:
-    def __init__(self, path: str, threads: int, context: int) -> None:
+    def __init__(self, path: str, threads: int, context: int, kv: str = "f16") -> None:
         start = time.perf_counter()
-        self.model: Any = load(path, context=context, threads=threads)
+        self.model: Any = load(path, context=context, threads=threads, kv=kv)
         self.runner = self.model.runner
         self.load = time.perf_counter() - start
 
     def _feed(self, tokens: list[int]) -> None:
         self.runner.step(tokens, RNG, SETTINGS)
 
-    def prefill(self, tokens: int) -> Answer:
-        self.runner.tokens = []
+    def prefill(self, tokens: int, past: int = 0) -> Answer:
+        """Run a prompt, or a part of one behind `past` tokens, which the KV cache keeps."""
+        del self.runner.tokens[past:]
         start = time.perf_counter()
         self._feed(ids(tokens))
-        return {"seconds": time.perf_counter() - start}
+        seconds = time.perf_counter() - start
+        if past:
+            del self.runner.tokens[past:]
+        return {"seconds": seconds}
+
+    def fill(self, past: int) -> Answer:
+        """Fill the KV cache up to `past` tokens in little time: one chunk runs, and its keys and
+        values are repeated."""
+        self.runner.tokens = []
+        self._feed(ids(CHUNK))
+        for name, state in self.runner._states.items():
+            assert name.startswith(("k.", "v.")), f"{name}: not a KV cache"
+            rows = state.array
+            for start in range(CHUNK, past, CHUNK):
+                part = rows[:, :, start : min(start + CHUNK, past)]
+                part[...] = rows[:, :, : part.shape[2]]
+        self.runner.tokens = ids(past)
+        return {"tokens": past}
 
     def decode(self, past: int, steps: int) -> Answer:
         if len(self.runner.tokens) < past:
@@ -82,7 +101,8 @@ class Server:
 
     def memory(self) -> Answer:
         with open("/proc/self/statm") as f:
-            return {"bytes": int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")}
+            size = int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        return {"bytes": size, "cache": self.runner.cache_bytes}
 
 
 class Inside:
@@ -102,4 +122,4 @@ class Inside:
 
 
 if __name__ == "__main__":
-    serve(Server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    serve(Server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]))

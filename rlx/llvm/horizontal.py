@@ -53,7 +53,28 @@ def _cut(f: Function, sums: Sequence[Value], size: int) -> list[Value]:
 
 
 def transpose_squares(f: Function, rows: Sequence[Value]) -> list[Value]:
-    """Transposes squares of len(rows) rows and as many neighbouring lanes, each in its place."""
+    """Transposes squares of len(rows) rows and as many neighbouring lanes, each in its place.
+
+    Squares of four lanes at first, by interleaving: those are parts of a register, within which a
+    shuffle of two registers is one instruction. Then they change places.
+    """
+    size, lanes = len(rows), rows[0].type.lanes
+    small = min(size, 4)
+    now = [x for i in range(0, size, small) for x in _transpose_small(f, rows[i : i + small])]
+    apart = small
+    while apart < size:
+        low = [i if not i & apart else i - apart + lanes for i in range(lanes)]
+        high = [i + apart for i in low]
+        for i in range(size):
+            if not i & apart:
+                a, b = now[i], now[i + apart]
+                now[i], now[i + apart] = f.shuffle(a, b, low), f.shuffle(a, b, high)
+        apart *= 2
+    return now
+
+
+def _transpose_small(f: Function, rows: Sequence[Value]) -> list[Value]:
+    """Squares of one, two or four rows."""
     size, lanes = len(rows), rows[0].type.lanes
     low = [s + i // 2 + i % 2 * lanes for s in range(0, lanes, size) for i in range(size)]
     high = [i + size // 2 for i in low]

@@ -62,7 +62,7 @@ def test_a_peer_with_more_than_avx2_is_refused(tmp_path, monkeypatch):
     options = llm._parser().parse_args(given)
     monkeypatch.setattr(llm, "weight_type", lambda path: "Q8_0")
     bench = llm.Bench(str(tmp_path / "model.gguf"), options, made=True)
-    with pytest.raises(InputError, match=r"held to AVX2.*AVX512 = 1"):
+    with pytest.raises(InputError, match=r"held to AVX2.*AVX512"):
         bench.theirs(64)
 
 

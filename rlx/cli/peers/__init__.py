@@ -90,8 +90,10 @@ def start_llama_cpp(
     model: Path | str,
     threads: int,
     context: int,
+    *words: str,
     env: Mapping[str, str] | None = None,
 ) -> Peer:
-    """The same model file in llama.cpp. What it can be asked stands in `llama_cpp_server.py`."""
+    """The same model file in llama.cpp. What it can be asked, and what `words` it takes, stands in
+    `llama_cpp_server.py`."""
     install = "-m pip install llama-cpp-python"
-    return Peer(python, _SERVER, model, threads, context, install=install, env=env)
+    return Peer(python, _SERVER, model, threads, context, *words, install=install, env=env)

@@ -1,12 +1,14 @@
 """llama.cpp behind a pipe: one JSON command a line in, one JSON answer a line out.
 
-Run by the peer's Python; needs `llama-cpp-python`. Commands: {"do": "prefill", "tokens": n},
+Run by the peer's Python with a file, the number of threads, the context and words of `WORDS`; needs
+`llama-cpp-python`. Commands: {"do": "prefill", "tokens": n, "past": n}, {"do": "fill", "past": n},
 {"do": "decode", "past": n, "steps": k}, {"do": "greedy", "prompt": [ids], "steps": k},
-{"do": "logits", "tokens": [ids]}.
+{"do": "logits", "tokens": [ids]}, {"do": "memory"}.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -15,17 +17,29 @@ import time
 import llama_cpp
 import numpy as np
 
+CHUNK = 512
+WORDS: dict[str, dict[str, object]] = {  # logits of every position, flash attention, KV types
+    "all": {"logits_all": True},
+    "flash": {"flash_attn": True},
+    "f16": {"type_k": 1, "type_v": 1},
+    "q8_0": {"type_k": 8, "type_v": 8},
+}
+
 
 def main() -> None:
     path, threads, context = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    given: dict[str, object] = {}
+    for word in sys.argv[4:]:
+        given |= WORDS[word]
+    if given:
+        allow_fill()
     start = time.perf_counter()
-    wants_all = len(sys.argv) > 4 and sys.argv[4] == "all"
     model = llama_cpp.Llama(
-        path, n_ctx=context, n_batch=512, n_ubatch=512, n_threads=threads,
-        n_threads_batch=threads, verbose=False, logits_all=wants_all,
+        path, n_ctx=context, n_batch=CHUNK, n_ubatch=CHUNK, n_threads=threads,
+        n_threads_batch=threads, verbose=False, **given,
     )  # fmt: skip
-    hello = {"ready": True, "load": time.perf_counter() - start, "version": llama_cpp.__version__}
-    say({**hello, "features": llama_cpp.llama_print_system_info().decode()})
+    about = {"version": llama_cpp.__version__, "instructions": instructions()}
+    say({"ready": True, "load": time.perf_counter() - start, **about})
     for line in sys.stdin:
         command = json.loads(line)
         say(globals()["do_" + command.pop("do")](model, **command))
@@ -35,12 +49,59 @@ def say(answer: dict[str, object]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def do_prefill(model: llama_cpp.Llama, tokens: int) -> dict[str, object]:
+def instructions() -> str:
+    """The instruction set that the library was built for, and uses on this machine."""
+    tell = getattr(llama_cpp, "llama_print_system_info", None)
+    said = tell().decode() if tell else ""
+    return next((name for name in ("AVX512", "AVX2", "NEON") if f"{name} = 1" in said), "unknown")
+
+
+def allow_fill() -> None:
+    """Have two sequences share a KV cache: see `do_fill`."""
+    library = getattr(llama_cpp, "llama_cpp", llama_cpp)
+    default = library.llama_context_default_params
+
+    def shared() -> object:
+        params = default()
+        params.n_seq_max, params.kv_unified = 2, True
+        return params
+
+    library.llama_context_default_params = shared
+
+
+def do_prefill(model: llama_cpp.Llama, tokens: int, past: int = 0) -> dict[str, object]:
+    """Run a prompt, or a part of one behind `past` tokens, which the KV cache keeps."""
     ids = [100 + i % 1000 for i in range(tokens)]
-    model.reset()
+    if past:
+        model.n_tokens = past
+    else:
+        model.reset()
     start = time.perf_counter()
     model.eval(ids)
-    return {"seconds": time.perf_counter() - start}
+    seconds = time.perf_counter() - start
+    if past:
+        model.n_tokens = past
+    return {"seconds": seconds}
+
+
+def do_fill(model: llama_cpp.Llama, past: int) -> dict[str, object]:
+    """Fill the KV cache up to `past` tokens in little time: one chunk runs, and its keys and values
+    are repeated, moved to their places."""
+    context, library = model._ctx, llama_cpp.llama_cpp
+    context.kv_cache_clear()
+    model.reset()
+    model.eval([100 + i % 1000 for i in range(CHUNK)])
+    size = library.llama_state_seq_get_size(context.ctx, 0)
+    saved = (ctypes.c_uint8 * size)()
+    library.llama_state_seq_get_data(context.ctx, saved, size, 0)
+    for start in range(CHUNK, past, CHUNK):
+        if not library.llama_state_seq_set_data(context.ctx, saved, size, 1):
+            raise RuntimeError(f"no room for tokens {start} to {start + CHUNK}")
+        context.kv_cache_seq_shift(1, 0, -1, start)
+        context.kv_cache_seq_cp(1, 0, -1, -1)
+        context.kv_cache_seq_rm(1, -1, -1)
+    model.n_tokens = past
+    return {"tokens": past}
 
 
 def do_decode(model: llama_cpp.Llama, past: int, steps: int) -> dict[str, object]:

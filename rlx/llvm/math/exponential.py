@@ -123,9 +123,14 @@ def exp_down(x: Value) -> Value:
     f, k = x.fn, real(x, "exp")
     if has_lookup(x):
         return _exp_by_table(x)
-    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)
-    count, _, r = _reduce(x, k)
-    return (f.fma(r * r, polynomial(r, k.exp), r) + 1.0) * power_of_two(count, k)
+    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)  # there the power's bits are all 0
+    magic = k.magic + k.bias  # so that the low bits are the exponent of the power
+    with f.exact():
+        shifted = f.fma(x, f.const(1 / math.log(2), x.type), magic)
+        r = _remainder(x, shifted - magic, k)
+    power = (shifted.bits() << k.mantissa).bits(x.type)
+    p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
+    return f.fma(power, p, power)
 
 
 def _exp_by_table(x: Value) -> Value:
@@ -213,9 +218,14 @@ def _reduce(x: Value, k: Real) -> tuple[Value, Value, Value]:
     with f.exact():
         shifted = f.fma(x, f.const(1 / math.log(2), x.type), k.magic)
         whole = shifted - k.magic
-        r = f.fma(whole, f.const(-k.ln2[0], x.type), x)
-        r = f.fma(whole, f.const(-k.ln2[1], x.type), r)
+        r = _remainder(x, whole, k)
     return shifted.bits() - f.const(k.magic, x.type).bits(), whole, r
+
+
+def _remainder(x: Value, whole: Value, k: Real) -> Value:
+    """x - whole · ln 2."""
+    r = x.fn.fma(whole, x.fn.const(-k.ln2[0], x.type), x)
+    return x.fn.fma(whole, x.fn.const(-k.ln2[1], x.type), r)
 
 
 def _scales_natively(x: Value) -> bool:
@@ -425,20 +435,20 @@ _PIECES = (
 )
 # fmt: on
 
-# Φ(-a)^(1/4) / (a - 6.75) as a function of 2 a / 6.75 - 1, 0 <= a <= 6.75
+# Φ(-a)^(1/4) / (a - 6.75) as a function of a - 3.375, 0 <= a <= 6.75
 _ROOT_LIMIT = 6.75
 _ROOT = (
     -0.041068221439548275,
-    0.08484413845264398,
-    -0.053207953797003715,
-    -0.02281278917618306,
-    0.04163902002075306,
-    -0.008459022415763174,
-    -0.01503719861462946,
-    0.007912263827670173,
-    0.0017044820099787854,
-    -0.004407288917250416,
-    -0.001530072590769079,
+    0.025139003985968585,
+    -0.004671205820313083,
+    -0.0005934129989435415,
+    0.0003209263606025966,
+    -1.931751641569129e-05,
+    -1.0174762320413635e-05,
+    1.5862963313674025e-06,
+    1.0125167220763406e-07,
+    -7.757245334251199e-08,
+    -7.979473995555802e-09,
 )
 
 
@@ -456,7 +466,8 @@ def gelu(x: Value) -> Value:
         return x * f.select(x < 0.0, below, 1.0 - below)
     size, below = _by_intervals(size) if has_lookup(x) else _by_root(size)
     with f.exact():
-        relu = f.select(x > 0.0, x, x * 0.0)  # -inf · 0 is NaN, as in the op's formula
+        half = x * 0.5
+        relu = half + f.abs(half)  # NaN for -inf, as in the op's formula
     return f.fma(-size, below, relu)
 
 
@@ -478,7 +489,8 @@ def _by_root(size: Value) -> tuple[Value, Value]:
     """(a limited, Φ(-a)) as the fourth power of a polynomial, which is smoother and ends in 0."""
     f = size.fn
     a = f.min_fast(f.const(_ROOT_LIMIT, size.type), size)
-    t = f.fma(a, f.const(2 / _ROOT_LIMIT, size.type), -1.0)
+    with f.exact():
+        t = a - _ROOT_LIMIT / 2
     root = polynomial(t, _ROOT) * (a - _ROOT_LIMIT)
     square = root * root
     return a, square * square

@@ -81,7 +81,7 @@ def joined(f: Function, vectors: Sequence[Value]) -> Value:
     return found[0]
 
 
-_AHEAD = 8192  # bytes from the row that is read to the one that is prefetched
+_AHEAD = 64 << 10  # most bytes from the row that is read to the one that is prefetched
 MAX_ROWS = 8  # of a KV head: queries times GQA group
 
 
@@ -199,6 +199,11 @@ class DecodeAttend:
         """The row to prefetch while row j of a KV block is read, of this run or of the next one of
         the split; it need not exist."""
         f, rows = self.f, self.rows_ahead(name)
+        if rows == KV_BLOCK:  # the same row of the next block: one base for all of a block
+            leaves = key.urem(RUN) + KV_BLOCK >= RUN
+            block = key + KV_BLOCK + f.select(leaves, f.i64((SPLITS - 1) * RUN), f.i64(0))
+            base = f.gep(self.bases[name], block * self.row_bytes[name])
+            return f.gep(base, j * self.row_bytes[name])
         after = key + j + rows
         leaves = key.urem(RUN) + j + rows >= RUN
         after = f.select(leaves, after + (SPLITS - 1) * RUN, after)
@@ -246,7 +251,8 @@ class DecodeAttend:
         f, lanes, parts = self.f, self.lanes, self.parts
         vector, near = vec(lanes, self.type), lanes // parts
         sums = f.alloca(self.rows * parts * vector.bytes)
-        at_once = max(n for n in (1, 2, 4) if n <= parts and (n == 1 or n * self.rows <= 6))
+        most = 8 if near == 1 else 6  # chains: enough to hide the latency of multiply-adds
+        at_once = max(n for n in (1, 2, 4) if n <= parts and (n == 1 or n * self.rows <= most))
         # a vector has neighbouring keys, and the chains of each lie side by side
         order = [i // near + i % near * parts for i in range(lanes)]
         for part in f.range(0, parts, at_once):
@@ -352,7 +358,9 @@ class DecodeAttend:
         """`total` plus the values of key j, and of the next where keys are taken in pairs."""
         f, lanes, width = self.f, self.v_lanes, self.width
         columns = []
-        self._prefetch(self.row_ahead("v", self.key, j), self.row_size("v"))
+        share = self.row_size("v") * width * lanes // self.problem.head_dim
+        ahead = f.gep(self.row_ahead("v", self.key, j), d.udiv(width * lanes) * share)
+        self._prefetch(ahead, share)
         for i in range(width):
             values = [self._value(at, d, i * lanes) for at in rows]
             columns.append(values[0] if self.pair == 1 else interleave_bf16(f, *values))

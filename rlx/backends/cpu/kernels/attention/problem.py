@@ -21,7 +21,21 @@ from rlx.ir.attrs import MaskKind
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.llvm import math
-from rlx.llvm.builder import Function, Module, Type, Value, f16, f32, f64, i8, i32, i64, ptr, vec
+from rlx.llvm.builder import (
+    Function,
+    Module,
+    Type,
+    Value,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    ptr,
+    vec,
+)
 from rlx.llvm.storage import load, memory_type
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
@@ -278,8 +292,12 @@ _SMALLEST_NORMAL = 2.0**-126
 def load_q8(f: Function, row: Value, at: Value, lanes: int, compute: Type) -> Value:
     """`lanes` elements of a Q8_0 row from element `at` on, all of one block."""
     block = f.gep(row, at.udiv(_SIZE), Q8_0.bytes_per_block)
-    scale = f.load(block, f16).to(compute)
     codes = f.load(f.gep(block, at.urem(_SIZE)), vec(lanes, i8), _CODES)
+    if f.target.f16c and f.target.is_x86 and lanes in (8, 16) and compute.bits == 32:
+        # broadcast, then converted: inserting one number would wait for what the register had
+        scales = f.splat(f.load(block, i16), lanes).bits(vec(lanes, f16)).to(compute)
+        return codes.to(compute) * scales
+    scale = f.load(block, f16).to(compute)
     return codes.to(compute) * (scale if lanes == 1 else f.splat(scale, lanes))
 
 
