@@ -7,7 +7,6 @@ instruction set: RLX_TARGET=znver3 holds us to AVX2, and then torch is held to i
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -71,8 +70,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     options = parser.parse_args(argv)
     used = instruction_set()
-    if used == "AVX2":  # the peer's process inherits them
-        os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     large, small = 32 * 1024, 64  # 128 MiB a tensor, and 256 KiB
     bars = []
     rounds = 5 if options.quick else 11
