@@ -381,9 +381,9 @@ def expert_graph(scheme: QuantScheme, tokens: int, experts: int, seed: int):
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 40])
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K", slow("IQ2_XXS")])
 @pytest.mark.parametrize(
-    "name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K", "NVFP4", "TQ1_0"]
+    "name",
+    ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K", slow("IQ2_XXS"), "NVFP4", "TQ1_0"],
 )
 def test_routed_rows_against_column_tiles(name, tokens):
     scheme = QuantScheme.parse(name)
