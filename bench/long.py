@@ -39,9 +39,15 @@ class Sides:
     def __init__(self, stack: ExitStack, path: Path, kv: str, options: Any) -> None:
         context = max(PASTS[n] for n in options.context) + 2 * CHUNK
         given = (path, options.threads, context)
-        needs = "requirements-llm.txt"
-        ours = Peer(sys.executable, "rlx_server.py", *given, kv, requirements=needs)
-        self.rlx = stack.enter_context(ours)
+
+        def ours() -> Peer:
+            needs = "requirements-llm.txt"
+            return Peer(sys.executable, "rlx_server.py", *given, kv, requirements=needs)
+
+        with ours() as first:  # fills the caches on disk: the compiler's memory is not the model's
+            first.ask("prefill", tokens=CHUNK)
+            first.ask("decode", past=CHUNK, steps=1)
+        self.rlx = stack.enter_context(ours())
         self.llama: dict[str, Peer] = {}
         for words in [("flash", kv), *([(kv,)] if kv == "f16" else [])]:
             peer = stack.enter_context(start_llama_cpp(options.peer_python, *given, *words))
