@@ -197,7 +197,7 @@ class Segment(NamedTuple):
 class Ternary(BlockFormat):
     """TQ1_0 and TQ2_0: codes 0, 1, 2 for -1, 0, 1, under one scale for 256 weights."""
 
-    takes_pairs = False  # type: ignore[assignment]
+    takes_pairs = False
 
     def __init__(self, codes: TernaryCodes, segments: Sequence[Segment]) -> None:
         super().__init__(256, _bytes, _f16_field, 0, 2, offset=1)
