@@ -40,7 +40,6 @@ _MOST_TRIPS = 64  # of a loop that is written out
 _SETS_FLAGS = r"(f?c?cmpe?|cmn|subs|adds|tst|test)[a-z]*\s"
 _MOST_INSTRUCTIONS = 20_000  # of one unrolled iteration
 
-_SATURATES = "vpmaddubsw"
 # the instruction that multiplies, its multiply-adds per 128 bits, and the shape of its operands;
 # of those that a loop has the first one counts, as the others then scale or widen
 _MULTIPLIES = (
@@ -49,7 +48,7 @@ _MULTIPLIES = (
     (r"[us]dot\s+v\d+\.4s", 16),
     (r"smull2?\s+v\d+\.8h", 8),
     (r"vpdpbusd", 16),
-    (_SATURATES, 16),
+    (r"vpmaddubsw", 16),
     (r"vdpbf16ps|bfdot|bfmmla", 8),
     (r"vpmaddwd", 8),
     (r"fml[as]\s+v\d+\.4s|vfn?m(add|sub)\d+ps", 4),
@@ -100,18 +99,17 @@ def attention(queries: int) -> Graph:
 
 
 class Case(NamedTuple):
-    """A graph, the functions of its kernels that count, the bytes of a weight where each is read
-    once, and whether weights have 8 bits."""
+    """A graph, the functions of its kernels that count, and the bytes of a weight where each is
+    read once."""
 
     graph: Graph
     only: str = ".*"
     weight: float = 0.0
-    bytes_: bool = False
 
 
 _ONE = "tile1|kernel"  # the functions for a single row
 CASES = {
-    "Q8_0, 1 row": Case(matmul("Q8_0", 1), _ONE, 34 / 32, True),
+    "Q8_0, 1 row": Case(matmul("Q8_0", 1), _ONE, 34 / 32),
     "Q4_K, 1 row": Case(matmul("Q4_K", 1), _ONE, 144 / 256),
     "Q8_0, 128 rows": Case(matmul("Q8_0", 128)),
     "Q4_K, 128 rows": Case(matmul("Q4_K", 128)),
@@ -197,14 +195,12 @@ def unrolled(lines: Lines, loop: tuple[int, int]) -> Lines:
     return out
 
 
-def multiplies(lines: Lines, of_halves: bool = False) -> int:
-    """Multiply-adds of some instructions. Where vpmaddubsw multiplies `of_halves`, bytes that were
-    split in two, two are one."""
+def multiplies(lines: Lines) -> int:
+    """Multiply-adds of some instructions."""
     for pattern, each in _MULTIPLIES:
         found = [line for line in lines if re.match(rf"(\{{vex\}}\s*)?({pattern})", line)]
         if found:
-            shared = 2 if of_halves and pattern == _SATURATES else 1
-            return sum(each * _width(line) for line in found) // shared
+            return sum(each * _width(line) for line in found)
     return 0
 
 
@@ -249,7 +245,7 @@ def program() -> str:
     raise SystemExit("mca: there is no llvm-mca here\nhint: apt-get install llvm")
 
 
-def estimate(lines: Lines, target: Target, cpu: str, of_halves: bool = False) -> Estimate:
+def estimate(lines: Lines, target: Target, cpu: str) -> Estimate:
     """What LLVM's model of the CPU says about a loop."""
     present = ",".join(f for f in target.features if f[0] == "+" and "reserve" not in f)
     command = [program(), f"-mtriple={target.triple}", f"-mcpu={cpu}", f"-mattr={present}"]
@@ -260,7 +256,7 @@ def estimate(lines: Lines, target: Target, cpu: str, of_halves: bool = False) ->
     cycles = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
     if done.returncode or cycles is None:
         raise SystemExit(f"mca: {cpu}: {done.stderr[:2000]}")
-    return Estimate(len(lines), multiplies(lines, of_halves), int(cycles[1]) / _ITERATIONS)
+    return Estimate(len(lines), multiplies(lines), int(cycles[1]) / _ITERATIONS)
 
 
 def hottest(case: Case, name: str) -> Estimate:
@@ -268,7 +264,7 @@ def hottest(case: Case, name: str) -> Estimate:
     target = Target.named(name)
     code = [unit_of(spec, target).assembly() for spec in kernels(case.graph, target)]
     chosen = max((hot_loop(text, case.only) for text in code), key=multiplies)
-    return estimate(chosen, target, _CPUS.get(name, target.cpu), case.bytes_)
+    return estimate(chosen, target, _CPUS.get(name, target.cpu))
 
 
 def main(argv: list[str]) -> int:
