@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from rlx.errors import CodegenError, OptionError
 from rlx.llvm.disk_cache import DiskCache
 from rlx.llvm.elf import Image
 from rlx.llvm.target import Target
+from rlx.support.progress import COMPILING, current
 from rlx.support.records import dataclass
 
 OPTIMIZERS = ("none", "combine", "O2")
@@ -147,7 +148,11 @@ def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[K
             from rlx.llvm import parallel_compile  # imported late: stored programs never need it
 
             start = time.perf_counter()
-            objects = parallel_compile.compile_all(list(missing.values()))
+            reporter = current()
+            reporter.expect(COMPILING, len(missing))
+            objects = parallel_compile.compile_all(
+                list(missing.values()), on_unit=partial(reporter.advance, COMPILING)
+            )
             counters.seconds += time.perf_counter() - start
             counters.compilations += len(missing)
             for key, data in zip(missing, objects, strict=True):
