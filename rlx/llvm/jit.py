@@ -225,7 +225,7 @@ def trim_compiler_memory() -> None:
     if sys.platform != "linux" or compiler is None:
         return
     libc = ctypes.CDLL(None)
-    for start, size in _unchanged(os.path.dirname(str(compiler.__file__))):
+    for start, size in _unchanged(os.path.dirname(os.path.realpath(str(compiler.__file__)))):
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
     if hasattr(libc, "malloc_trim"):  # the GNU library has it
         libc.malloc_trim(0)
