@@ -82,6 +82,7 @@ def measure(kind: str, quick: bool) -> list[Bar]:
         count = CHUNK if quick else 3 * CHUNK
         tokens = plain.tokenize(TEXT.read_text("utf-8"))[:count]
         assert len(tokens) == count, f"{TEXT} is too short"
+        print(f"as it is: perplexity {divergence(plain, plain, tokens)[1]:.1f}")
         for by in (None, matrix):
             file = Path(folder) / f"{len(found)}.gguf"
             with GgufFile(path) as source:
@@ -100,4 +101,6 @@ def main(argv: list[str]) -> int:
     parser = arguments("imatrix", __doc__ or "")
     parser.add_argument("--type", default="IQ3_XXS", help="the type of GGUF (IQ3_XXS)")
     options = parser.parse_args(argv)
+    if QuantScheme.parse(options.type).needs_importance:
+        parser.error(f"{options.type} cannot be made without a matrix")
     return finish(measure(options.type, options.quick), options.json)
