@@ -27,6 +27,7 @@ from rlx.ir.phase import Phase
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
 from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
+from rlx.support.progress import PACKING, current
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ class PlanInfo:
     @staticmethod
     def of(lir: Lir) -> PlanInfo:
         return PlanInfo(BindingManifest.of(lir), lir.output_phases, lambda: lir)
+
+
+def packing_hook(graph: Graph) -> Callable[[Node, Sequence[Array]], None]:
+    """Tells of the progress of a prepare graph, node by node, in bytes of its outputs."""
+    reporter, outputs = current(), set(graph.outputs)
+
+    def told(node: Node, results: Sequence[Array]) -> None:
+        pairs = zip(node.outputs, results, strict=True)
+        reporter.advance(PACKING, sum(a.nbytes for value, a in pairs if value in outputs))
+
+    return told
 
 
 class Executable(Unpicklable, ABC):
@@ -237,7 +249,8 @@ class Backend(ABC):
         from rlx.ir.interp import evaluate  # prepared params on disk do without it
 
         given = {n.name: params[n.name] for n in graph.sources("param")}
-        prepared = [np.asarray(a, order="C") for a in evaluate(graph, given)]
+        made = evaluate(graph, given, on_node=packing_hook(graph))
+        prepared = [np.asarray(a, order="C") for a in made]
         return dict(zip(graph.output_names, prepared, strict=True))
 
     # -- compilation ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rlx.formats.wheel import Progress
+    from rlx.support.progress import Progress
 
 # control characters, which could steer a terminal; line feed and tab are allowed
 _CONTROL = dict.fromkeys({*range(32), 127, *range(128, 160)} - {9, 10})
@@ -111,7 +111,47 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: None
         return
     with out.status(f"{plain(what)} …", spinner="dots") as status:
-        yield lambda text: status.update(f"{plain(text)} …")
+
+        def show(text: str) -> None:
+            status.update(f"{plain(text)} …")
+
+        with _shows_stages(what, show):
+            yield show
+
+
+_waits: list[tuple[str, Callable[[str], None]]] = []  # spinners and bars: own text, how to change
+
+
+@contextmanager
+def _shows_stages(what: str, show: Callable[[str], None]) -> Iterator[None]:
+    _waits.append((what, show))
+    try:
+        yield
+    finally:
+        _waits.pop()
+
+
+def stages() -> Progress:
+    """The progress function for `rlx.load`: its stages, while they last, are the text of the
+    spinner or bar that is shown at the time. None is on anything but a terminal."""
+    under_way: dict[str, str] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        under_way[stage] = _stage_text(stage, done, total)
+        if done == total:
+            del under_way[stage]
+        if _waits:
+            what, change = _waits[-1]
+            change(", ".join(under_way.values()) or what)
+
+    return show
+
+
+def _stage_text(stage: str, done: int, total: int) -> str:
+    """`compiling 12 of 31 kernels`, or of bytes: `packing weights 40 %`."""
+    if stage == "compiling kernels":
+        return f"compiling {done} of {total} kernels"
+    return f"{stage} {100 * done // total} %"
 
 
 @contextmanager
@@ -179,4 +219,5 @@ def counted(what: str, total: int | None, unit: str = "") -> Iterator[Any]:
     )
     with rp.Progress(*columns, console=out, transient=True) as bar:
         task = bar.add_task(what, total=total or None)
-        yield lambda count=1: bar.advance(task, count)
+        with _shows_stages(what, lambda text: bar.update(task, description=plain(text))):
+            yield lambda count=1: bar.advance(task, count)

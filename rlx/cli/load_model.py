@@ -75,7 +75,7 @@ def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
     with console.working(f"loading {name}"):
         from rlx.models.load import load
 
-        return load(path, **asked)
+        return load(path, **asked, progress=console.stages())
 
 
 def load_model(name: str, loading: Loading) -> LanguageModel:
@@ -105,7 +105,10 @@ def load_embedder(
         from rlx.models.encoder_model import EncoderModel
         from rlx.models.load import load
 
-        model = load(path, device=device, threads=threads, quant=quant, artifact=artifact)
+        model = load(
+            path, device=device, threads=threads, quant=quant, artifact=artifact,
+            progress=console.stages(),
+        )  # fmt: skip
     if not isinstance(model, EncoderModel):
         return LanguageEmbedder(model, pooling or "mean")
     if pooling is not None:

@@ -102,6 +102,7 @@ def _load_with_graph(
             ModelFile.open(path), device=loading.device, context=loading.context,
             threads=loading.threads, kv=loading.kv,
         )  # fmt: skip
+        runner.progress = console.stages()
         return LanguageModel(runner.model, runner)
 
 

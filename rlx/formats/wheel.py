@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable
 from errno import ENOSPC
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,18 +14,14 @@ from typing import TYPE_CHECKING
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.catalogue import CatalogueModel, ModelFile
+from rlx.support.progress import Progress
 
 if TYPE_CHECKING:  # imported late: only the first use of a model fetches it
     import subprocess
     import zipfile
 
-Progress = Callable[[str, int, int], None]  # what is being done, bytes so far, bytes in all
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """No progress report."""
 
 
 def download(model: CatalogueModel, folder: Path, progress: Progress) -> Path:

@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from rlx.errors import CodegenError, OptionError
 from rlx.llvm.disk_cache import DiskCache
 from rlx.llvm.elf import Image
 from rlx.llvm.target import Target
+from rlx.support.progress import COMPILING, current
 from rlx.support.records import dataclass
 
 OPTIMIZERS = ("none", "combine", "O2")
@@ -147,7 +148,11 @@ def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[K
             from rlx.llvm import parallel_compile  # imported late: stored programs never need it
 
             start = time.perf_counter()
-            objects = parallel_compile.compile_all(list(missing.values()))
+            reporter = current()
+            reporter.expect(COMPILING, len(missing))
+            objects = parallel_compile.compile_all(
+                list(missing.values()), on_unit=partial(reporter.advance, COMPILING)
+            )
             counters.seconds += time.perf_counter() - start
             counters.compilations += len(missing)
             for key, data in zip(missing, objects, strict=True):
@@ -220,7 +225,7 @@ def trim_compiler_memory() -> None:
     if sys.platform != "linux" or compiler is None:
         return
     libc = ctypes.CDLL(None)
-    for start, size in _unchanged(os.path.dirname(str(compiler.__file__))):
+    for start, size in _unchanged(os.path.dirname(os.path.realpath(str(compiler.__file__)))):
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
     if hasattr(libc, "malloc_trim"):  # the GNU library has it
         libc.malloc_trim(0)

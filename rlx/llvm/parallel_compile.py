@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from rlx.errors import CodegenError
@@ -34,20 +34,27 @@ IDLE_SECONDS = 10.0
 """A worker ends after so long without work."""
 
 
-def compile_all(units: Sequence[Unit], workers: int | None = None) -> list[bytes]:
-    """Objects of all units, in order. `workers` overrides the number of worker processes."""
+def compile_all(
+    units: Sequence[Unit],
+    workers: int | None = None,
+    on_unit: Callable[[], None] = lambda: None,
+) -> list[bytes]:
+    """Objects of all units, in order. `workers` overrides the number of worker processes. `on_unit`
+    is called after each unit, in any thread."""
     if workers is None:
         workers = _num_workers(units)
     results: list[bytes | None] = [None] * len(units)
     if workers:
-        _compile_parallel(units, results, workers)
-    return [found if found is not None else _compile(units[i]) for i, found in enumerate(results)]
+        _compile_parallel(units, results, workers, on_unit)
+    return [_compile(units[i], on_unit) if r is None else r for i, r in enumerate(results)]
 
 
-def _compile(unit: Unit) -> bytes:
+def _compile(unit: Unit, on_unit: Callable[[], None] = lambda: None) -> bytes:
     from rlx.llvm.emit_object import make_object  # imported late: workers start meanwhile
 
-    return make_object(unit.text, unit.target, unit.opt, unit.level)
+    made = make_object(unit.text, unit.target, unit.opt, unit.level)
+    on_unit()
+    return made
 
 
 def _num_workers(units: Sequence[Unit]) -> int:
@@ -58,20 +65,27 @@ def _num_workers(units: Sequence[Unit]) -> int:
     return min((cores or 1) - 1, MAX_WORKERS, len(units) - 1, int(seconds / 0.3) or 1)
 
 
-def _compile_parallel(units: Sequence[Unit], results: list[bytes | None], workers: int) -> None:
+def _compile_parallel(
+    units: Sequence[Unit],
+    results: list[bytes | None],
+    workers: int,
+    on_unit: Callable[[], None],
+) -> None:
     """Compile from one queue, here and in the workers, largest units first."""
     jobs: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in sorted(range(len(units)), key=lambda i: -len(units[i].text)):
         jobs.put(index)
     threads = [
-        threading.Thread(target=_serve_worker, args=(worker, units, results, jobs), daemon=True)
+        threading.Thread(
+            target=_serve_worker, args=(worker, units, results, jobs, on_unit), daemon=True
+        )
         for worker in _take_workers(workers)
     ]
     for thread in threads:
         thread.start()
     try:
         while (job := _next(jobs)) is not None:
-            results[job] = _compile(units[job])
+            results[job] = _compile(units[job], on_unit)
     finally:
         while _next(jobs) is not None:
             pass
@@ -91,10 +105,13 @@ def _serve_worker(
     units: Sequence[Unit],
     results: list[bytes | None],
     jobs: queue.SimpleQueue[int],
+    on_unit: Callable[[], None],
 ) -> None:
     """Feed one worker. A unit it fails on is left to this process, which reports the cause."""
     while worker.alive and (index := _next(jobs)) is not None:
         results[index] = worker.compile(units[index])
+        if results[index] is not None:
+            on_unit()
 
 
 class WorkerProcess:

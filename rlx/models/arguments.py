@@ -93,6 +93,15 @@ def reporter(progress: bool | Progress | None) -> Progress:
     return progress
 
 
+def check_progress(progress: object) -> None:
+    """Raise for what cannot be told the stages of a load."""
+    if progress is not None and not callable(progress):
+        raise OptionError(
+            "not a function", where="progress", got=repr(progress)[:40],
+            expected="progress(stage, done, total)",
+        )  # fmt: skip
+
+
 class _Line:
     """One line that is written over; the last one stays."""
 

@@ -11,11 +11,12 @@ from rlx.backends.registry import Device
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
-from rlx.models.arguments import check_paths
+from rlx.models.arguments import check_paths, check_progress
 from rlx.models.bundle import ModelBundle
 from rlx.models.config import KVCacheType
 from rlx.models.encoder_model import EncoderModel
 from rlx.models.model_file import ModelFile, is_encoder
+from rlx.support.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rlx.models.language_model import LanguageModel
@@ -36,6 +37,7 @@ def load(
     adapters: Sequence[str | os.PathLike[str]] = (),
     merge: bool = False,
     warm: bool = False,
+    progress: Progress | None = None,
 ) -> LanguageModel | EncoderModel:
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
@@ -47,11 +49,14 @@ def load(
     a bundle that `rlx compile` made of this model: then nothing is compiled here. It is code.
     `draft` is a smaller model of the same vocabulary, for speculative decoding. `adapters` are LoRA
     adapters, chosen by name in each call, or with `merge` added to the weights. `warm` compiles
-    now; otherwise the first token does, or the first text of some length.
+    now; otherwise the first token does, or the first text of some length. `progress(stage, done,
+    total)` is called meanwhile: "download" and "unpack" (bytes), and whenever code is made,
+    "packing weights" (bytes) and "compiling kernels" (their number).
     """
     check_paths(adapters, artifact=artifact, draft=draft)
+    check_progress(progress)
     Device.of(device)  # an unknown one is an error now, not with the first token
-    path = resolve(path_or_name)
+    path = resolve(path_or_name, progress=progress or silent)
     file = open_model(path)
     bundle = None if artifact is None else ModelBundle.open(Path(artifact))
     loaded: LanguageModel | EncoderModel
@@ -64,11 +69,12 @@ def load(
         if merge and bundle is not None:
             raise OptionError("an artifact has weights of its own", where="merge", got=merge)
         _refuse({"dtype": dtype, "strassen": strassen}, "for encoders only")
-        smaller = None if draft is None else _draft(draft, device, context, threads, kv)
+        smaller = None if draft is None else _draft(draft, device, context, threads, kv, progress)
         loaded = _language(
             path, file, device=device, context=context, threads=threads, kv=kv, quant=quant,
             bundle=bundle, draft=smaller, adapters=adapters, merge=merge,
         )  # fmt: skip
+    loaded.runner.progress = progress
     if warm:
         loaded.warm()
     return loaded
@@ -81,9 +87,10 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 
 def _draft(
-    path: str | os.PathLike[str], device: str, context: int | None, threads: int | None, kv: str
-) -> LanguageModel:
-    found = load(path, device=device, context=context, threads=threads, kv=kv)
+    path: str | os.PathLike[str], device: str, context: int | None, threads: int | None, kv: str,
+    progress: Progress | None,
+) -> LanguageModel:  # fmt: skip
+    found = load(path, device=device, context=context, threads=threads, kv=kv, progress=progress)
     if isinstance(found, EncoderModel):
         raise OptionError("not a language model", where="draft", got=str(path))
     return found

@@ -6,6 +6,7 @@ The packed-weight cache: weights packed by one process are mapped from disk by t
 
 from __future__ import annotations
 
+import contextvars
 import os
 import shutil
 import sys
@@ -27,6 +28,7 @@ from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
 from rlx.specialize.options import CompilationMode, CompileOptions, ModelComponent
 from rlx.specialize.variant import make_key
+from rlx.support.progress import Progress, reporting
 from rlx.support.settings import debug, mebibytes
 
 
@@ -92,9 +94,13 @@ class _Task(threading.Thread):
         super().__init__(name="rlx-pack")
         self._work, self._before, self._nice = work, before, nice
         self._error: BaseException | None = None
+        self._context = contextvars.copy_context()  # it has who is told of the progress
         self.start()
 
     def run(self) -> None:
+        self._context.run(self._run)
+
+    def _run(self) -> None:
         try:
             if self._before is not None:
                 self._before.wait()
@@ -113,7 +119,10 @@ class _Task(threading.Thread):
 
 
 class ModelRunner:
-    """The executables and parameters of one model."""
+    """The executables and parameters of one model. `progress` is told when weights are packed and
+    kernels compiled."""
+
+    progress: Progress | None = None
 
     def __init__(
         self,
@@ -143,6 +152,10 @@ class ModelRunner:
         """The executables of an entry point by the names of its variants, ready to run.
 
         Those that are on disk need neither passes nor a compiler."""
+        with reporting(self.progress):
+            return self._make(entry_point, spec)
+
+    def _make(self, entry_point: str, spec: EntryPointSpec) -> dict[str, CompiledGraph]:
         backend = get_backend(self.device)
         compiled = backend.compile_count
         try:

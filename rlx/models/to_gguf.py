@@ -28,7 +28,6 @@ from rlx.formats.imatrix import ImportanceMatrix
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tensor_file import scheme_of
 from rlx.formats.tokenizer.to_gguf_vocabulary import tokenizer_metadata
-from rlx.formats.wheel import Progress, silent
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant.scheme import GGUF_SCHEMES
@@ -39,6 +38,7 @@ from rlx.models.sampling import sampling_metadata
 from rlx.models.weights import Weight
 from rlx.support.files import require_other_file
 from rlx.support.machine import worker_count
+from rlx.support.progress import Progress, silent
 
 # model_type → general.architecture
 _WRITTEN = {

@@ -24,6 +24,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.support.pickling import Unpicklable
+from rlx.support.progress import PACKING, current
 from rlx.support.records import dataclass
 
 PREPARED = "prepared."
@@ -194,8 +195,11 @@ class ParamStore(Unpicklable):
             needed = [n.name for n in graph.sources("param")] if graph is not None else []
             self.require([n for n in missing if n not in wanted] + needed)
             if graph is not None:
+                reporter = current()
+                reporter.expect(PACKING, sum(v.shape.upper_bytes({}) for v in graph.outputs))
                 for part in self._parts(graph):
                     self._prepare(part, backend)
+                reporter.finish(PACKING)
                 self.preparations += 1
 
     def _parts(self, graph: Graph) -> Iterator[Graph]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from rlx.errors import OptionError, RlxError
 from rlx.serve.api_errors import ApiError, shown
 from rlx.serve.served_model import ServedModel, load_served
 from rlx.support.machine import free_memory
+from rlx.support.progress import Progress, reporting
 from rlx.support.records import dataclass
 
 _SPARE = 1.25  # how much more memory than its files a model takes
+_PAUSE = 1.0  # seconds between two events of one load
 
 
 @dataclass(frozen=True)
@@ -202,14 +205,15 @@ class ModelPool:
 
     async def _load(self, entry: _Entry) -> ServedModel:
         spec, began = entry.spec, time.monotonic()
+        work = partial(_loaded, spec, self._limits, self._stages(spec))
         try:
             async with self._turn:
                 await self._make_room(spec)
                 try:
-                    entry.model = await self._in_loader(load_served, spec, *self._limits)
+                    entry.model = await self._in_loader(work)
                 except MemoryError:
                     await self._unload([e for e in self._idle() if e is not entry])
-                    entry.model = await self._in_loader(load_served, spec, *self._limits)
+                    entry.model = await self._in_loader(work)
         except (RlxError, OSError, MemoryError, ValueError) as error:
             self._on_event("model_load_failed", model=spec.name, error=str(error))
             status = 503 if isinstance(error, MemoryError) else 500
@@ -224,6 +228,19 @@ class ModelPool:
         entry.used_at = time.monotonic()
         self._on_event("model_loaded", model=spec.name, seconds=round(seconds, 3))
         return entry.model
+
+    def _stages(self, spec: ModelSpec) -> Progress:
+        """Makes events of what a load is doing, one a second; a quick load makes none."""
+        loop, due = asyncio.get_running_loop(), time.monotonic() + _PAUSE
+
+        def tell(stage: str, done: int, total: int) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + _PAUSE
+                fields = {"model": spec.name, "stage": stage, "done": done, "total": total}
+                loop.call_soon_threadsafe(partial(self._on_event, "model_loading", **fields))
+
+        return tell
 
     async def _in_loader(self, work: Callable[..., Any], *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._loader, work, *given)
@@ -270,6 +287,14 @@ class ModelPool:
             every = [*self._entries.values(), *self._retired]
             await self._unload([e for e in every if e.model is not None])
         self._loader.shutdown(wait=False)
+
+
+def _loaded(
+    spec: ModelSpec, limits: tuple[int | None, int | None], progress: Progress
+) -> ServedModel:
+    """Load a model, in the loader's thread."""
+    with reporting(progress):
+        return load_served(spec, *limits)
 
 
 def _retrieve(done: asyncio.Future[ServedModel]) -> None:

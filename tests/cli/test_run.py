@@ -14,6 +14,7 @@ from cli_support import VOCAB, write_tiny
 
 import rlx as api
 from rlx.backends.cpu.executable import CpuExecutable
+from rlx.llvm import jit
 
 REFERENCE = ("--device", "reference", "--seed", "5", "-n", "6")
 END = VOCAB - 1
@@ -41,6 +42,14 @@ def test_raw_prompts_and_models_without_a_template(rlx: Any, tiny: Path, base: P
         found = json.loads(done.stdout)
         assert (found["text"], found["tokens"]) == (expected.text, expected.tokens)
         assert found["prompt_tokens"] == 2  # a token is a byte here
+
+
+def test_a_first_start_says_nothing_where_there_is_no_terminal(rlx: Any, tiny: Path) -> None:
+    jit.forget()
+    compiled = jit.counters.compilations
+    found = rlx("run", tiny, "Hi", "--max-tokens", 2)
+    assert found.exit_code == 0 and found.stderr == ""
+    assert jit.counters.compilations > compiled
 
 
 def test_json_says_everything(rlx: Any, tiny: Path) -> None:

@@ -191,9 +191,16 @@ def test_embedding_shows_how_far_it_is(encoder: Path, own_cache: Path, tmp_path:
     texts.write_text("the cat\n" * 3000)
     command = ("embed", str(encoder), "--input", str(texts), "--output", str(tmp_path / "out.npy"))
     with terminal(*command, COLUMNS="100") as screen:
+        screen.expect(r"compiling \d+ of \d+ kernels .*0/3000 texts")
         screen.expect(r"embedding .*\d+/3000 texts")
         screen.expect("wrote 3000 vectors")
         assert screen.leave() == 0
     with terminal("embed", str(encoder), "a", "b", "c", "--query", "a", COLUMNS="100") as screen:
         screen.expect(r"ranking .*\d/3 texts")
+        assert screen.leave() == 0
+
+
+def test_a_first_start_shows_what_it_does(tiny: Path, own_cache: Path) -> None:
+    with terminal("run", str(tiny), "Hi", "--max-tokens", "2", COLUMNS="100") as screen:
+        screen.expect(r"compiling \d+ of \d+ kernels")
         assert screen.leave() == 0

@@ -19,7 +19,10 @@ import rlx
 from rlx.backends import registry
 from rlx.backends.cuda import driver
 from rlx.backends.cuda.driver import CudaModule, Gpu, Launch, Stream, count_devices, make_cubin
+from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.memory import CudaAllocator
+from rlx.llvm.jit import Unit
+from rlx.support.progress import reporting
 
 
 @pytest.fixture
@@ -157,6 +160,22 @@ def test_code_is_loaded_and_refused(fake: FakeDriver) -> None:
     assert CudaModule(gpu, cubin).function()
     with pytest.raises(rlx.CodegenError, match="refuses the PTX"):
         make_cubin(gpu, "not PTX")
+
+
+def test_progress_counts_the_kernels_that_are_compiled(
+    fake: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(Unit, "assembly", lambda unit: f"// {unit.text}")
+    loader = KernelLoader(Gpu())
+    units = [Unit(f"kernel {n}", loader.target) for n in range(5)]
+    calls: list[tuple[str, int, int]] = []
+    with reporting(lambda *call: calls.append(call)):
+        first = loader.images(units[:3])
+        assert loader.images(units)[:3] == first  # from disk
+    stage = "compiling kernels"
+    assert calls[:4] == [(stage, n, 3) for n in range(4)]
+    assert calls[4:] == [(stage, n, 5) for n in (3, 4, 5)]
 
 
 def test_captured_launches_run_when_the_graph_does(fake: FakeDriver, memory: CudaAllocator) -> None:

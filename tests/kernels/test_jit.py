@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -196,7 +197,10 @@ def test_cached_kernels_need_no_llvm(fresh):
 def test_worker_processes_compile_and_failures_fall_back(fresh):
     units = [adder(n) for n in range(12)]
     try:
-        objects = parallel_compile.compile_all(units, workers=2)
+        done: list[None] = []
+        count = partial(done.append, None)
+        objects = parallel_compile.compile_all(units, workers=2, on_unit=count)
+        assert len(done) == len(units)
         assert [run_adder(jit.Kernel(str(n), o)) for n, o in enumerate(objects)] == list(
             range(1, 13)
         )
@@ -204,7 +208,8 @@ def test_worker_processes_compile_and_failures_fall_back(fresh):
         workers = list(parallel_compile._pool)
         for worker in workers:
             worker.process.kill()
-        assert parallel_compile.compile_all(units, workers=2) == objects
+        assert parallel_compile.compile_all(units, workers=2, on_unit=count) == objects
+        assert len(done) == 2 * len(units), "each once, those of dead workers too"
         bad = Unit("define void @kernel() { ret i32 1 }", Target.host())
         with pytest.raises(CodegenError, match="LLVM refuses"):
             parallel_compile.compile_all([*units, bad], workers=1)

@@ -14,6 +14,7 @@ from rlx.errors import FormatError, OutOfMemoryError
 from rlx.serve import model_pool
 from rlx.serve.api_errors import ApiError
 from rlx.serve.model_pool import ModelPool, ModelSpec
+from rlx.support.progress import current
 
 
 class Fake:
@@ -209,3 +210,33 @@ def test_what_the_command_line_calls_models() -> None:
     assert (named.name, named.path) == ("mine", "dir/x=y.gguf")
     assert ModelSpec.of("owner/name").name == "name"
     assert "owner/name" in ModelSpec.of("owner/name").aliases
+
+
+@pytest.mark.parametrize(("pause", "steps"), [(0.0, [0, 1, 2, 3]), (60.0, [])])
+def test_a_load_that_takes_long_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, pause: float, steps: list[int]
+) -> None:
+    def load(spec: ModelSpec, *_: Any) -> Fake:
+        current().expect("compiling kernels", 3)
+        for _ in range(3):
+            current().advance("compiling kernels")
+        return Fake(spec.name)
+
+    monkeypatch.setattr(model_pool, "load_served", load)
+    monkeypatch.setattr(model_pool, "_PAUSE", pause)
+    events: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        loop = threading.current_thread()
+
+        def on_event(event: str, **fields: Any) -> None:
+            assert threading.current_thread() is loop
+            events.append((event, fields.get("done", -1)))
+
+        pool = ModelPool(specs("a"), on_event=on_event)
+        (await pool.acquire("a", "chat")).release()
+        await pool.close()
+
+    asyncio.run(main())
+    assert events[:-2] == [("model_loading", done) for done in steps]
+    assert events[-2:] == [("model_loaded", -1), ("model_unloaded", -1)]

@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from rlx.backends.base import packing_hook
 from rlx.backends.buffer import HOST
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import compile_specs
@@ -39,6 +40,7 @@ def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = Tru
     views: dict[Node, list[Array]] = {}  # the parameters that a node is a view of
 
     def release(node: Node, results: Sequence[Array]) -> None:
+        packed(node, results)
         seen = [a for v in node.inputs for a in views.get(v.node, ())]
         if node.name in given and node.op.is_source:
             views[node] = [given[node.name]]
@@ -52,6 +54,7 @@ def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = Tru
         graph = graph.copy()
         for node in graph.nodes:
             node.op = _native(node.op)
+    packed = packing_hook(graph)
     results = evaluate(graph, given, on_node=release)
     return [np.ascontiguousarray(a) for a in results]
 

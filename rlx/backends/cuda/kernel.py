@@ -19,6 +19,7 @@ from rlx.backends.cuda.driver import CudaModule, Gpu, driver_version, make_cubin
 from rlx.backends.cuda.ptx import GpuModule
 from rlx.llvm.disk_cache import DiskCache
 from rlx.llvm.jit import Unit
+from rlx.support.progress import COMPILING, current
 from rlx.support.settings import debug
 
 _COMPILERS = 8  # threads in which the driver compiles
@@ -109,7 +110,11 @@ class KernelLoader:
     def _compiled(self, missing: Sequence[tuple[str, Unit]]) -> list[bytes]:
         """LLVM writes the PTX of one kernel while the driver compiles those before it."""
         with ThreadPoolExecutor(_COMPILERS) as pool:
+            reporter = current()
+            reporter.expect(COMPILING, len(missing))
             waiting = [pool.submit(make_cubin, self.gpu, u.assembly()) for _, u in missing]
+            for made in waiting:
+                made.add_done_callback(lambda _: reporter.advance(COMPILING))
             return [made.result() for made in waiting]
 
 

@@ -23,8 +23,8 @@ from rlx.formats.gguf.header import ValueType
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.imatrix import ImportanceMatrix
 from rlx.formats.quant_presets import QuantPreset
-from rlx.formats.wheel import Progress, silent
 from rlx.ir.quant.scheme import QuantScheme, decode, encode
+from rlx.support.progress import Progress, silent
 from rlx.support.records import dataclass
 
 _SLAB = 1 << 24  # weights dequantised at once

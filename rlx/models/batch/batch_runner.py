@@ -18,14 +18,16 @@ from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
+from rlx.support.progress import Progress
 
 
 class BatchRunner(ModelRunner):
     """Runs tokens of many requests. Not safe for several threads."""
 
     def __init__(
-        self, pool: KVPool, device: str, threads: int | None, bundle: ModelBundle | None
-    ) -> None:
+        self, pool: KVPool, device: str, threads: int | None, bundle: ModelBundle | None,
+        progress: Progress | None = None,
+    ) -> None:  # fmt: skip
         """`bundle` has executables compiled elsewhere, for this pool."""
         super().__init__(
             pool.model, device=device, options=CompileOptions(threads=threads),
@@ -33,6 +35,7 @@ class BatchRunner(ModelRunner):
         )  # fmt: skip
         self.pool, self.config = pool, pool.model.config
         self.page_table = np.zeros((pool.requests, -(-pool.context // PAGE)), np.int32)
+        self.progress = progress
         self._graphs = self.compile(pool.entry_point, pool.spec)
         shared: dict[str, Buffer] = {}
         if pool.adapter_shape is not None:

@@ -29,6 +29,7 @@ from rlx.models.adapters import Adapter, find_adapter
 from rlx.models.arguments import (
     Messages,
     check_paths,
+    check_progress,
     prompt_tokens,
     require_count,
     require_seconds,
@@ -49,6 +50,7 @@ from rlx.models.model_file import ModelFile
 from rlx.models.sampling import GenerationSettings, recommended_sampling
 from rlx.support.machine import free_memory
 from rlx.support.pickling import Unpicklable
+from rlx.support.progress import Progress, silent
 
 
 class Engine(Unpicklable):
@@ -69,22 +71,25 @@ class Engine(Unpicklable):
         token_seconds: float = SECONDS,
         artifact: str | os.PathLike[str] | None = None,
         adapters: Sequence[str | os.PathLike[str]] = (),
+        progress: Progress | None = None,
     ) -> None:
         """`requests` (8) run at once, `waiting` more may queue; `context` is the most tokens of
         one, as in `rlx.load`, `cache_tokens` of all together (prompt and output). `kv` ("f16"),
         `quant` and `artifact` are those of `rlx.load`; the artifact is made for a number of
         requests. Each request may name one of the `adapters`; tokens of all run together. Prompts
-        are prefilled in chunks so that others get a token every `token_seconds`, if they can."""
+        are prefilled in chunks so that others get a token every `token_seconds`, if they can.
+        `progress` is that of `rlx.load`."""
         require_count("waiting", waiting)
         require_seconds("token_seconds", token_seconds)
         check_paths(adapters, artifact=artifact)
+        check_progress(progress)
         bundle = None if artifact is None else ModelBundle.open(Path(artifact))
         asked: dict[str, Any] = {"requests": requests, "context": context}
         asked |= {"cache_tokens": cache_tokens, "kv": kv}
         if bundle is not None:
             quant = _require_requests(bundle).setting("quant", quant)
             asked = {name: bundle.setting(name, value) for name, value in asked.items()}
-        file = ModelFile.open(resolve(path_or_name), quant)
+        file = ModelFile.open(resolve(path_or_name, progress=progress or silent), quant)
         self.adapters: dict[str, Adapter] = {}
         for path in adapters:
             add_adapter(self.adapters, path, file)
@@ -92,7 +97,7 @@ class Engine(Unpicklable):
         on_device = get_backend(device).allocator.free_bytes()
         memory = (free_memory() if on_device is None else on_device) // 2
         pool = KVPool.of(file, **asked, memory=memory)
-        self.runner = BatchRunner(pool, device, threads, bundle)
+        self.runner = BatchRunner(pool, device, threads, bundle, progress)
         self.tokenizer, self.sampling = file.tokenizer(), recommended_sampling(file)
         is_recurrent = file.config.recurrent is not None  # then a prefix has a state beside pages
         self.pages = PageAllocator(pool.slots // PAGE, PAGE, share=not is_recurrent)
