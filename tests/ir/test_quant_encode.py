@@ -92,7 +92,7 @@ def test_integer_encoders(name: str, suffix: str) -> None:
         step = span / (levels - 1)
     else:
         step = np.abs(groups).max(-1) / (levels // 2 - 1)
-    if name.startswith("int8_b") and not suffix:
+    if scheme.name.startswith("int8") and scheme.block == 64 and not suffix:
         step = np.maximum(step, lane_sums(groups) / 254)
     np.testing.assert_array_equal(part.scale, step.astype(np.float32))
     error = np.abs(decode(scheme, *part).reshape(groups.shape) - groups)
@@ -111,10 +111,10 @@ def lane_sums(blocks: np.ndarray) -> np.ndarray:
     return np.max(found, axis=0)
 
 
-@pytest.mark.parametrize("name", ["int8_b32", "int8_b64"])
+@pytest.mark.parametrize("name", ["int8_b64", "int8_b128"])
 def test_products_of_int8_blocks_fit_sixteen_bits(name: str) -> None:
     """Codes up to 127 times eight weights: the sum of those of one sign stays below 2^15."""
-    w = weights(64)
+    w = weights(128)
     w[5], w[6, ::2] = 1.0, -3.0
     part = encode(QuantScheme.parse(name), w)
     codes = part.data.astype(np.int64)

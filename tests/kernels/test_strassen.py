@@ -127,7 +127,7 @@ def test_only_where_it_is_asked_for_and_pays():
     assert layout_of((64, 768), (768, 3072)) == "strassen48"  # sums would take too much memory
     assert layout_of((64, 384), (384, 192), strassen=False) == "panel64"
     assert layout_of((64, 384), (384, 192), V3) == "strassen16"
-    assert layout_of((64, 384), (384, 192), NARROW) == "panel16"
+    assert layout_of((64, 384), (384, 192), NARROW) == "panel8"
     assert layout_of((64, 384), (384, 100)) == "panel64"  # no whole pair of panels
     assert layout_of((64, 390), (390, 192)) == "panel64"  # no whole vectors in half of k
     assert layout_of((64, 64), (64, 192)) == "panel64"  # too few terms to make up for the sums

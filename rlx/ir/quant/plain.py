@@ -20,7 +20,7 @@ from rlx.ir.quant.blocks import (
     require_finite,
 )
 from rlx.ir.quant.kquants import STEPS, fit_line, fit_scale, joined
-from rlx.ir.quant.scheme import LANE_LIMIT, LANE_WORDS, QuantScheme
+from rlx.ir.quant.scheme import LANE_BLOCK, LANE_LIMIT, LANE_WORDS, QuantScheme
 
 
 @decoder("F32", ("x", "<f4"))
@@ -87,7 +87,8 @@ def encode_rows(scheme: QuantScheme, values: F32) -> tuple[Array, F32 | None, Ar
     elif scheme.has_zero_point:
         q, scale, zp = _affine(groups, *((-128, 127) if scheme.packed_dtype == "i8" else (0, 15)))
     elif scheme.packed_dtype == "i8":
-        q, scale = _symmetric(groups, 127, _lane_scales(groups) if scheme.block else 0.0)
+        limited = bool(scheme.block) and scheme.block_size % LANE_BLOCK == 0 and groups.size > 0
+        q, scale = _symmetric(groups, 127, _lane_scales(groups) if limited else 0.0)
     else:
         q, scale = _symmetric(groups, 7)
         q = q + 8
@@ -113,10 +114,8 @@ def _fp8_to_f32(packed: Array) -> F32:
     return every.take(packed.view(np.uint8))
 
 
-def _lane_scales(x: Array) -> Array | float:
+def _lane_scales(x: Array) -> Array:
     """Scales with which the sums of lanes fit LANE_LIMIT."""
-    if x.shape[-1] % (4 * LANE_WORDS):
-        return 0.0
     lanes = x.reshape(*x.shape[:-1], -1, LANE_WORDS, 2, 2)
     above = np.maximum(lanes, 0).sum(axis=(-3, -1))
     below = above - lanes.sum(axis=(-3, -1))

@@ -35,6 +35,9 @@ LANE_WORDS = 4
 first two weights of each word in one lane, the others in another."""
 LANE_LIMIT = 32767 // 127
 """What the weights of one sign in a lane add up to at most: they are multiplied by up to 127."""
+LANE_BLOCK = 64
+"""Symmetric int8 whose blocks are multiples of it keeps to the limit; that takes up to a bit of
+some blocks."""
 
 _NUMPY_NAMES = {
     "u8": "uint8",

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from rlx.backends.cpu.kernels.qgemm.block_formats import ColumnTile, Format, WeightBlock
 from rlx.backends.cpu.kernels.qgemm.dot import Maddubs, MicroTile, dot_kind
-from rlx.backends.cpu.layouts.quant_rows import OFFSET, RUN, RowLayout
+from rlx.backends.cpu.layouts.quant_rows import OFFSET, RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
-from rlx.ir.quant.scheme import LANE_LIMIT, LANE_WORDS, QuantScheme
+from rlx.ir.quant.scheme import LANE_BLOCK, LANE_LIMIT, LANE_WORDS, QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i32, i64, ptr, vec
 from rlx.llvm.target import Target
 
@@ -33,7 +33,7 @@ _PARAMS = [
 def suits_narrow(scheme: QuantScheme, target: Target) -> bool:
     """Whether weights of the scheme take rows of 7 bits on the target."""
     symmetric = scheme.packed_dtype == "i8" and scheme.has_scale and not scheme.has_zero_point
-    blocks = scheme.block is not None and scheme.block % RUN == 0
+    blocks = scheme.block is not None and scheme.block % LANE_BLOCK == 0
     few_registers = dot_kind(target) is Maddubs and target.num_vector_registers <= 16
     return symmetric and blocks and few_registers
 
