@@ -81,7 +81,12 @@ REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin
 REDUCING += ("log_softmax", "rms_norm", "layer_norm", "group_norm", "l2_norm")
 
 
-@pytest.mark.parametrize("op", REDUCING)
+SHOWN = ("sum", "argmax", "softmax", "layer_norm")  # the others run at night
+
+
+@pytest.mark.parametrize(
+    "op", [op if op in SHOWN else pytest.param(op, marks=pytest.mark.nightly) for op in REDUCING]
+)
 def test_warps_that_share_rows(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads run side by side for each row, however short it is."""
     monkeypatch.setattr(nest_kernel, "_LONG", 1)

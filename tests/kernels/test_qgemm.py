@@ -128,7 +128,13 @@ def test_many_rows_of_long_k(name, target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("name", list(GRID_WORDS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("IQ2_XS", "IQ3_S", "IQ1_M") else pytest.param(n, marks=pytest.mark.nightly)
+        for n in GRID_WORDS
+    ],
+)
 def test_grid_types_in_drawn_shapes(name, target):
     """One row, tiles of four and eight, what is left over of them, padded columns, odd blocks."""
     scheme = GGUF_SCHEMES[name]

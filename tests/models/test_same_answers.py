@@ -149,7 +149,7 @@ def test_texts_in_a_batch(name: str, tmp_path: Path) -> None:
 TEXT = "The lighthouse keeper wrote down every ship that passed, its flag and its hour. " * 12
 
 
-@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv", [pytest.param("f16", marks=pytest.mark.nightly), "q8_0"])
 def test_smollm2_in_chunks(kv: str) -> None:
     """200 tokens, in chunks and token by token, on one and two threads."""
     wanted = None
