@@ -14,7 +14,7 @@ type of the weights, bars name the instruction set.
 
 then `--avx2 --avx2-peer DIR`; `--peer-python` still names a Python that has its other packages. On
 a CPU with more the figures say how both do there with AVX2 alone. OpenVINO follows
-ONEDNN_MAX_CPU_ISA, which `--avx2` sets; ONNX Runtime cannot be held.
+ONEDNN_MAX_CPU_ISA, which `--avx2` sets; ONNX Runtime GenAI is not held.
 
 Two further peers for prefill and decode, each in a Python of its own: `--genai-python`, OpenVINO
 GenAI, for the types that it reads from GGUF; `--ort-genai-python`, ONNX Runtime GenAI, for which

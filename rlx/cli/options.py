@@ -52,6 +52,17 @@ def model_names(incomplete: str = "") -> list[str]:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+PromptTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        min=2,
+        help="Tokens of the prompt, or of each text.",
+        show_default="128, or as many as an encoder reads",
+    ),
+]
+BatchSize = Annotated[int, typer.Option("--batch", "-b", min=1, help="Batch size, for encoders.")]
 
 
 def _model(default: str | bool) -> Any:

@@ -11,7 +11,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import load_any
-from rlx.cli.options import Json, ModelName, Running, spread
+from rlx.cli.options import BatchSize, Json, ModelName, PromptTokens, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,22 +24,11 @@ _HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
 def profile(
     name: ModelName = DEFAULT_MODEL,
     *,
-    prompt: Annotated[
-        int | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            min=2,
-            help="Tokens of the prompt, or of each text.",
-            show_default="128, or as many as an encoder reads",
-        ),
-    ] = None,
+    prompt: PromptTokens = None,
     new: Annotated[
         int, typer.Option("--new", "-n", min=1, help="Tokens generated after the prompt.")
     ] = 16,
-    batch: Annotated[
-        int, typer.Option("--batch", "-b", min=1, help="Batch size, for encoders.")
-    ] = 8,
+    batch: BatchSize = 8,
     repeat: Annotated[
         int, typer.Option("--repeat", "-r", min=1, help="Runs of the prompt, or of the batch.")
     ] = 5,

@@ -9,7 +9,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import load_any
-from rlx.cli.options import Json, ModelName, Running, spread
+from rlx.cli.options import BatchSize, Json, ModelName, PromptTokens, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -22,19 +22,8 @@ _HEADER = ("kernel", "share", "tunable", "default", "best", "speedup")
 def tune(
     name: ModelName = DEFAULT_MODEL,
     *,
-    prompt: Annotated[
-        int | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            min=2,
-            help="Tokens of the prompt, or of each text.",
-            show_default="128, or as many as an encoder reads",
-        ),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", "-b", min=1, help="Batch size, for encoders.")
-    ] = 8,
+    prompt: PromptTokens = None,
+    batch: BatchSize = 8,
     reset: Annotated[
         bool, typer.Option("--reset", help="Forget what was measured on this CPU, for all models.")
     ] = False,
