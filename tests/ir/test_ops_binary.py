@@ -27,6 +27,8 @@ ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "mod": lambda a, b: a % b,
     "floor_div": lambda a, b: a // b,
     "atan2": math.atan2,
+    "hypot": math.hypot,
+    "copysign": math.copysign,
 }
 
 
@@ -85,6 +87,26 @@ def test_float_division_edges() -> None:
     same(run("maximum", array([NAN, 1]), array([1, NAN])), [NAN, NAN])
     same(run("minimum", array([NAN, -INF]), array([1, 2])), [NAN, -INF])
     assert math.copysign(1, run("atan2", array([0]), array([-0.0]))[0]) == 1
+
+
+def test_hypot_and_logaddexp_do_not_overflow() -> None:
+    a, b = array([3e38, 3e-45, INF, NAN, 0]), array([1e38, 4e-45, NAN, -INF, -0.0])
+    expected = [math.hypot(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)]
+    same(run("hypot", a, b), np.float32(expected))
+    same(run("hypot", np.int32([3]), np.int64([-4])), np.float32([5]))
+    for a, b in ((0.3, 1.2), (2.0, 2.0), (-5.0, 7.0)):
+        expected = [math.log(math.exp(a) + math.exp(b))]
+        np.testing.assert_allclose(run("logaddexp", np.float64([a]), np.float64([b])), expected)
+    a, b = array([1000, -1000, INF, -INF, -INF, INF, NAN]), array([1000, 0, INF, -INF, 2, -INF, 1])
+    same(run("logaddexp", a, b), np.float32([1000 + math.log(2), 0, INF, -INF, 2, INF, NAN]))
+
+
+def test_copysign_sees_the_sign_of_zero() -> None:
+    found = run("copysign", array([1, -1, 0, INF, 2]), array([-0.0, 0.0, -5, -INF, -2]))
+    same(found, [-1, 1, -0.0, -INF, -2])
+    assert np.signbit(found).tolist() == [True, False, True, True, True]
+    assert np.isnan(run("copysign", array([NAN]), array([-1])))[0]
+    same(run("copysign", np.int32([3]), np.int32([-2])), np.float32([-3]))
 
 
 def test_division_of_integers_is_f32() -> None:
