@@ -13,7 +13,9 @@ from op_support import array, cost_of, run, same, shape, shape_of
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import FLOATS, DType
 from rlx.ir.graph import Graph
-from rlx.ir.op import make_op
+from rlx.ir.node import Value
+from rlx.ir.op import lookup, make_op
+from rlx.ir.ops.binary import Binary
 
 INF, NAN = math.inf, math.nan
 
@@ -232,3 +234,17 @@ def test_cost_counts_elements_and_bytes() -> None:
     n = shape("[n]").dims[0]
     assert plain == (n * 2, n * 16)
     assert heavy.bytes == plain.bytes and heavy.flops == plain.flops * 8
+
+
+def test_a_formula_must_be_elementwise() -> None:
+    class Wrong(Binary):
+        name = "wrong"
+
+        def formula(self, g: Graph, a: Value, b: Value) -> Value:
+            return g.sum(a * b, axis=-1)
+
+    g = Graph("g")
+    x = g.input("x", ["n", 3])
+    assert Wrong.has_decomposition() and not lookup("add").has_decomposition()
+    with pytest.raises(ShapeError, match="not elementwise"):
+        Wrong().decompose(g, x, x)
