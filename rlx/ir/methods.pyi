@@ -34,6 +34,10 @@ class OpMethods:
 
     def abs(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+    def acos(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
+    def acosh(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """ln(x + √(x² − 1)); NaN below 1 [rlx.ir.ops.trigonometry.Acosh]"""
     def add(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a + b [rlx.ir.ops.binary.Add]"""
     def all(
@@ -62,8 +66,16 @@ class OpMethods:
     ) -> Value:
         """The index of the least element, or of the first NaN; the lowest of equal ones
         [rlx.ir.ops.reduce.ArgMin]"""
+    def asin(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """the angle in −π/2 … π/2 whose sine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Asin]"""
+    def asinh(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """ln(x + √(x² + 1)) [rlx.ir.ops.trigonometry.Asinh]"""
+    def atan(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """the angle in −π/2 … π/2 whose tangent is x [rlx.ir.ops.trigonometry.Atan]"""
     def atan2(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """the angle of the point (b, a) from the x axis [rlx.ir.ops.binary.Atan2]"""
+    def atanh(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """ln((1 + x) / (1 − x)) / 2; ±inf at ±1, NaN beyond [rlx.ir.ops.trigonometry.Atanh]"""
     def attention(
         self,
         q: Tensor,
@@ -156,8 +168,12 @@ class OpMethods:
     ) -> Value:
         """Transposed convolution: every element of `x [B, C, *n]` adds a scaled kernel to the
         output [rlx.ir.ops.conv.ConvTranspose]"""
+    def copysign(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
+        """|a| with the sign of b, also of −0 [rlx.ir.ops.binary.Copysign]"""
     def cos(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
+    def cosh(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """(e^x + e^−x) / 2 [rlx.ir.ops.trigonometry.Cosh]"""
     def cumsum(
         self,
         x: Tensor,
@@ -261,6 +277,8 @@ class OpMethods:
         """the error function, 2/√π ∫₀ˣ e^(−t²) dt [rlx.ir.ops.elementwise.Erf]"""
     def exp(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """e^x [rlx.ir.ops.elementwise.Exp]"""
+    def exp2(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """2^x [rlx.ir.ops.elementwise.Exp2]"""
     def expand(self, x: Tensor, shape: DimLike | Sequence[DimLike], *, name: str = "") -> Value:
         """Broadcast to `shape`: new leading axes, and axes of size 1 repeated
         [rlx.ir.ops.layout.Expand]"""
@@ -452,6 +470,8 @@ class OpMethods:
         [rlx.ir.ops.matmul.GroupedMatMul]"""
     def gt(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a > b [rlx.ir.ops.binary.Gt]"""
+    def hypot(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
+        """√(a² + b²), without overflow; inf if either is infinite [rlx.ir.ops.binary.Hypot]"""
     def imag(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """The imaginary part of a complex x [rlx.ir.ops.linalg.Imag]"""
     def iota(
@@ -468,6 +488,8 @@ class OpMethods:
     def irfft(self, x: Tensor, n: DimLike, axis: int = -1, **result: Unpack[Result]) -> Value:
         """The real x of length `n` whose `rfft` is given; the factor 1/n is in here
         [rlx.ir.ops.linalg.Irfft]"""
+    def is_finite(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """whether x is neither infinite nor NaN [rlx.ir.ops.elementwise.IsFinite]"""
     def is_inf(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """whether x is +inf or −inf [rlx.ir.ops.elementwise.IsInf]"""
     def is_nan(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -493,11 +515,17 @@ class OpMethods:
         """x where x ≥ 0, else alpha · x [rlx.ir.ops.elementwise.LeakyRelu]"""
     def log(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """ln x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log]"""
+    def log10(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """log₁₀ x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log10]"""
     def log1p(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """ln(1 + x), exact near 0 [rlx.ir.ops.elementwise.Log1P]"""
+    def log2(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """log₂ x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log2]"""
     def log_softmax(self, x: Tensor, axis: int = -1, **result: Unpack[Result]) -> Value:
         """x minus the logarithm of the sum of e^x along the axis
         [rlx.ir.ops.reduce.LogSoftmax]"""
+    def logaddexp(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
+        """ln(e^a + e^b), without overflow [rlx.ir.ops.binary.Logaddexp]"""
     def logical_and(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a and b [rlx.ir.ops.binary.LogicalAnd]"""
     def logical_not(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -762,10 +790,14 @@ class OpMethods:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+    def signbit(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """x · sigmoid(x) [rlx.ir.ops.elementwise.Silu]"""
     def sin(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """sin x, x in radians [rlx.ir.ops.elementwise.Sin]"""
+    def sinh(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """(e^x − e^−x) / 2 [rlx.ir.ops.trigonometry.Sinh]"""
     def slice(
         self,
         x: Tensor,
@@ -1141,6 +1173,10 @@ class ValueMethods:
 
     def abs(self, **result: Unpack[Result]) -> Value:
         """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+    def acos(self, **result: Unpack[Result]) -> Value:
+        """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
+    def acosh(self, **result: Unpack[Result]) -> Value:
+        """ln(x + √(x² − 1)); NaN below 1 [rlx.ir.ops.trigonometry.Acosh]"""
     def add(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a + b [rlx.ir.ops.binary.Add]"""
     def all(
@@ -1163,8 +1199,16 @@ class ValueMethods:
     def argmin(self, axis: int = -1, keepdims: bool = False, **result: Unpack[Result]) -> Value:
         """The index of the least element, or of the first NaN; the lowest of equal ones
         [rlx.ir.ops.reduce.ArgMin]"""
+    def asin(self, **result: Unpack[Result]) -> Value:
+        """the angle in −π/2 … π/2 whose sine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Asin]"""
+    def asinh(self, **result: Unpack[Result]) -> Value:
+        """ln(x + √(x² + 1)) [rlx.ir.ops.trigonometry.Asinh]"""
+    def atan(self, **result: Unpack[Result]) -> Value:
+        """the angle in −π/2 … π/2 whose tangent is x [rlx.ir.ops.trigonometry.Atan]"""
     def atan2(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """the angle of the point (b, a) from the x axis [rlx.ir.ops.binary.Atan2]"""
+    def atanh(self, **result: Unpack[Result]) -> Value:
+        """ln((1 + x) / (1 − x)) / 2; ±inf at ±1, NaN beyond [rlx.ir.ops.trigonometry.Atanh]"""
     def attention(
         self,
         k: Tensor,
@@ -1283,8 +1327,12 @@ class ValueMethods:
     ) -> Value:
         """Transposed convolution: every element of `x [B, C, *n]` adds a scaled kernel to the
         output [rlx.ir.ops.conv.ConvTranspose]"""
+    def copysign(self, b: Tensor, **result: Unpack[Result]) -> Value:
+        """|a| with the sign of b, also of −0 [rlx.ir.ops.binary.Copysign]"""
     def cos(self, **result: Unpack[Result]) -> Value:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
+    def cosh(self, **result: Unpack[Result]) -> Value:
+        """(e^x + e^−x) / 2 [rlx.ir.ops.trigonometry.Cosh]"""
     def cumsum(
         self,
         axis: int = -1,
@@ -1376,6 +1424,8 @@ class ValueMethods:
         """the error function, 2/√π ∫₀ˣ e^(−t²) dt [rlx.ir.ops.elementwise.Erf]"""
     def exp(self, **result: Unpack[Result]) -> Value:
         """e^x [rlx.ir.ops.elementwise.Exp]"""
+    def exp2(self, **result: Unpack[Result]) -> Value:
+        """2^x [rlx.ir.ops.elementwise.Exp2]"""
     def expm1(self, **result: Unpack[Result]) -> Value:
         """e^x − 1, exact near 0 [rlx.ir.ops.elementwise.Expm1]"""
     def fake_quantize(
@@ -1571,11 +1621,15 @@ class ValueMethods:
         [rlx.ir.ops.matmul.GroupedMatMul]"""
     def gt(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a > b [rlx.ir.ops.binary.Gt]"""
+    def hypot(self, b: Tensor, **result: Unpack[Result]) -> Value:
+        """√(a² + b²), without overflow; inf if either is infinite [rlx.ir.ops.binary.Hypot]"""
     def imag(self, **result: Unpack[Result]) -> Value:
         """The imaginary part of a complex x [rlx.ir.ops.linalg.Imag]"""
     def irfft(self, n: DimLike, axis: int = -1, **result: Unpack[Result]) -> Value:
         """The real x of length `n` whose `rfft` is given; the factor 1/n is in here
         [rlx.ir.ops.linalg.Irfft]"""
+    def is_finite(self, **result: Unpack[Result]) -> Value:
+        """whether x is neither infinite nor NaN [rlx.ir.ops.elementwise.IsFinite]"""
     def is_inf(self, **result: Unpack[Result]) -> Value:
         """whether x is +inf or −inf [rlx.ir.ops.elementwise.IsInf]"""
     def is_nan(self, **result: Unpack[Result]) -> Value:
@@ -1626,11 +1680,17 @@ class ValueMethods:
         [rlx.ir.blocks.linear.LmHead]"""
     def log(self, **result: Unpack[Result]) -> Value:
         """ln x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log]"""
+    def log10(self, **result: Unpack[Result]) -> Value:
+        """log₁₀ x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log10]"""
     def log1p(self, **result: Unpack[Result]) -> Value:
         """ln(1 + x), exact near 0 [rlx.ir.ops.elementwise.Log1P]"""
+    def log2(self, **result: Unpack[Result]) -> Value:
+        """log₂ x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log2]"""
     def log_softmax(self, axis: int = -1, **result: Unpack[Result]) -> Value:
         """x minus the logarithm of the sum of e^x along the axis
         [rlx.ir.ops.reduce.LogSoftmax]"""
+    def logaddexp(self, b: Tensor, **result: Unpack[Result]) -> Value:
+        """ln(e^a + e^b), without overflow [rlx.ir.ops.binary.Logaddexp]"""
     def logical_and(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a and b [rlx.ir.ops.binary.LogicalAnd]"""
     def logical_not(self, **result: Unpack[Result]) -> Value:
@@ -1924,10 +1984,14 @@ class ValueMethods:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, **result: Unpack[Result]) -> Value:
         """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+    def signbit(self, **result: Unpack[Result]) -> Value:
+        """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, **result: Unpack[Result]) -> Value:
         """x · sigmoid(x) [rlx.ir.ops.elementwise.Silu]"""
     def sin(self, **result: Unpack[Result]) -> Value:
         """sin x, x in radians [rlx.ir.ops.elementwise.Sin]"""
+    def sinh(self, **result: Unpack[Result]) -> Value:
+        """(e^x − e^−x) / 2 [rlx.ir.ops.trigonometry.Sinh]"""
     def slice(
         self,
         starts: Sequence[int | None],

@@ -13,7 +13,9 @@ from op_support import array, cost_of, run, same, shape, shape_of
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import FLOATS, DType
 from rlx.ir.graph import Graph
-from rlx.ir.op import make_op
+from rlx.ir.node import Value
+from rlx.ir.op import lookup, make_op
+from rlx.ir.ops.binary import Binary
 
 INF, NAN = math.inf, math.nan
 
@@ -27,6 +29,8 @@ ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "mod": lambda a, b: a % b,
     "floor_div": lambda a, b: a // b,
     "atan2": math.atan2,
+    "hypot": math.hypot,
+    "copysign": math.copysign,
 }
 
 
@@ -85,6 +89,26 @@ def test_float_division_edges() -> None:
     same(run("maximum", array([NAN, 1]), array([1, NAN])), [NAN, NAN])
     same(run("minimum", array([NAN, -INF]), array([1, 2])), [NAN, -INF])
     assert math.copysign(1, run("atan2", array([0]), array([-0.0]))[0]) == 1
+
+
+def test_hypot_and_logaddexp_do_not_overflow() -> None:
+    a, b = array([3e38, 3e-45, INF, NAN, 0]), array([1e38, 4e-45, NAN, -INF, -0.0])
+    expected = [math.hypot(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)]
+    same(run("hypot", a, b), np.float32(expected))
+    same(run("hypot", np.int32([3]), np.int64([-4])), np.float32([5]))
+    for a, b in ((0.3, 1.2), (2.0, 2.0), (-5.0, 7.0)):
+        expected = [math.log(math.exp(a) + math.exp(b))]
+        np.testing.assert_allclose(run("logaddexp", np.float64([a]), np.float64([b])), expected)
+    a, b = array([1000, -1000, INF, -INF, -INF, INF, NAN]), array([1000, 0, INF, -INF, 2, -INF, 1])
+    same(run("logaddexp", a, b), np.float32([1000 + math.log(2), 0, INF, -INF, 2, INF, NAN]))
+
+
+def test_copysign_sees_the_sign_of_zero() -> None:
+    found = run("copysign", array([1, -1, 0, INF, 2]), array([-0.0, 0.0, -5, -INF, -2]))
+    same(found, [-1, 1, -0.0, -INF, -2])
+    assert np.signbit(found).tolist() == [True, False, True, True, True]
+    assert np.isnan(run("copysign", array([NAN]), array([-1])))[0]
+    same(run("copysign", np.int32([3]), np.int32([-2])), np.float32([-3]))
 
 
 def test_division_of_integers_is_f32() -> None:
@@ -210,3 +234,17 @@ def test_cost_counts_elements_and_bytes() -> None:
     n = shape("[n]").dims[0]
     assert plain == (n * 2, n * 16)
     assert heavy.bytes == plain.bytes and heavy.flops == plain.flops * 8
+
+
+def test_a_formula_must_be_elementwise() -> None:
+    class Wrong(Binary):
+        name = "wrong"
+
+        def formula(self, g: Graph, a: Value, b: Value) -> Value:
+            return g.sum(a * b, axis=-1)
+
+    g = Graph("g")
+    x = g.input("x", ["n", 3])
+    assert Wrong.has_decomposition() and not lookup("add").has_decomposition()
+    with pytest.raises(ShapeError, match="not elementwise"):
+        Wrong().decompose(g, x, x)

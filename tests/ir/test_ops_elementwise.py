@@ -34,17 +34,33 @@ def in_math(function: Callable[[float], float]) -> Callable[[float], float]:
     return safe
 
 
+def odd(function: Callable[[float], float], pole: float = INF) -> Callable[[float], float]:
+    """An odd function in math, infinite at ±pole."""
+    return lambda x: math.copysign(INF if abs(x) == pole else in_math(function)(abs(x)), x)
+
+
 UNARY: dict[str, Callable[[float], float]] = {
     "exp": in_math(math.exp),
     "expm1": in_math(math.expm1),
     "log": in_math(lambda x: -INF if x == 0 else math.log(x)),
     "log1p": in_math(lambda x: -INF if x == -1 else math.log1p(x)),
+    "exp2": in_math(lambda x: 2.0**x),
+    "log2": in_math(lambda x: -INF if x == 0 else math.log2(x)),
+    "log10": in_math(lambda x: -INF if x == 0 else math.log10(x)),
     "sqrt": in_math(math.sqrt),
     "rsqrt": in_math(lambda x: math.copysign(INF, x) if x == 0 else 1 / math.sqrt(x)),
     "reciprocal": lambda x: math.copysign(INF, x) if x == 0 else 1 / x,
     "sin": in_math(math.sin),
     "cos": in_math(math.cos),
     "tan": in_math(math.tan),
+    "asin": in_math(math.asin),
+    "acos": in_math(math.acos),
+    "atan": math.atan,
+    "sinh": odd(math.sinh),
+    "cosh": in_math(math.cosh),
+    "asinh": math.asinh,
+    "acosh": in_math(math.acosh),
+    "atanh": lambda x: odd(math.atanh, 1.0)(x) if abs(x) <= 1 else NAN,
     "tanh": math.tanh,
     "erf": math.erf,
     "sigmoid": sigmoid,
@@ -101,6 +117,12 @@ def test_unary_of_infinities_follows_the_formula() -> None:
     same(run("leaky_relu", x, alpha=0.5), [-INF, INF, NAN])
     same(run("relu", x), [0, INF, NAN])
     same(run("rsqrt", x), [NAN, 0, NAN])
+    same(run("sinh", x), [-INF, INF, NAN])
+    same(run("cosh", x), [INF, INF, NAN])
+    same(run("asinh", x), [-INF, INF, NAN])
+    same(run("acosh", x), [NAN, INF, NAN])
+    same(run("exp2", x), [0, INF, NAN])
+    same(run("log2", x), [NAN, INF, NAN])
 
 
 def test_denormals_are_kept() -> None:
@@ -147,6 +169,12 @@ def test_questions() -> None:
     x = array([0, -0.0, 1, NAN, INF, -INF])
     assert run("is_nan", x).tolist() == [False, False, False, True, False, False]
     assert run("is_inf", x).tolist() == [False, False, False, False, True, True]
+    assert run("is_finite", x).tolist() == [True, True, True, False, False, False]
+    assert run("signbit", x).tolist() == [False, True, False, False, False, True]
+    assert run("signbit", array([-1, 1, -0.0], "f8e4m3")).tolist() == [True, False, True]
+    assert run("signbit", np.int8([-128, 0, 1])).tolist() == [True, False, False]
+    assert run("signbit", np.uint8([255])).tolist() == [False]
+    assert run("is_finite", np.int32([1])).tolist() == [True]
     assert run("logical_not", x).tolist() == [True, True, False, False, False, False]
     assert run("is_nan", np.int32([1])).tolist() == [False]
     assert run("is_inf", array([448, NAN], "f8e4m3")).tolist() == [False, False]

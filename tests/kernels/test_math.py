@@ -51,6 +51,7 @@ FUNCTIONS = {
     "expm1": (np.expm1, 2.2, 2.2),
     "log": (np.log, 1.5, 1.5),
     "log1p": (np.log1p, 2.0, 2.0),
+    "log2": (np.log2, 2.5, 2.5),
     "sqrt": (np.sqrt, 0.5, 0.5),
     "rsqrt": (lambda x: 1 / np.sqrt(x), 1.5, 1.5),
     "sin": (np.sin, 1.8, None),

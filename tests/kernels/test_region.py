@@ -35,6 +35,8 @@ def test_unary(name: str) -> None:
             continue  # the values go beyond what their f64 versions promise
         within = LOOSE.get(name, 3) if dtype.bits >= 32 or not dtype.is_float else 1
         x = awkward(dtype, SIZE)
+        if name == "signbit" and dtype.name == "f8e4m3":
+            x = x[~np.isnan(x)]  # its NaN loses the sign on the way to f32
         both = ("f32",) if name == "cast" else ("f32", "f16", "i32", "bool")
         setups = BOTH if dtype.name in both else ONE
         for attributes in _attributes(name):

@@ -128,6 +128,9 @@ UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "expm1": (FLOATS, -2, 2, 4),
     "log": (FLOATS, 0.01, 9, 4),
     "log1p": (FLOATS, -0.9, 9, 4),
+    "exp2": (FLOATS, -9, 9, 2),
+    "log2": (FLOATS, 0, 9, 3),  # a logarithm (1.5) times a constant, 0.5 each
+    "log10": (FLOATS, 0, 9, 3),
     "sqrt": (FLOATS, 0, 9, 1),
     "rsqrt": (FLOATS, 0.1, 9, 2),
     "reciprocal": (FLOATS, 0.1, 9, 1),
@@ -135,6 +138,14 @@ UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "sin": (FLOATS, -20, 20, 4),
     "cos": (FLOATS, -20, 20, 4),
     "tan": (FLOATS, -1, 1, 5),
+    "asin": (FLOATS, -1.1, 1.1, 5),  # atan2 (3.5), and a ratio of three roundings
+    "acos": (FLOATS, -1.1, 1.1, 5),
+    "atan": (FLOATS, -9, 9, 3),
+    "sinh": (FLOATS, -9, 9, 4),  # expm1 (2.2) and four roundings; from 20 on exp twice (1.2)
+    "cosh": (FLOATS, -9, 9, 4),  # exp twice (1.2) and three roundings
+    "asinh": (FLOATS, -9, 9, 4),  # log1p (2) of what has four roundings
+    "acosh": (FLOATS, 0.9, 9, 5),  # log1p (2) of what has six
+    "atanh": (FLOATS, -1.1, 1.1, 4),  # log1p (2) of what has three
     "tanh": (FLOATS + FP8, -4, 4, 4),
     "erf": (FLOATS, -3, 3, 4),
     "sigmoid": (FLOATS, -9, 9, 4),
@@ -151,6 +162,8 @@ UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "sign": (FLOATS + INTS, -9, 9, 0),
     "is_nan": (FLOATS, -9, 9, 0),
     "is_inf": (FLOATS, -9, 9, 0),
+    "is_finite": (FLOATS + INTS, -9, 9, 0),
+    "signbit": (FLOATS + INTS + FP8, -9, 9, 0),
     "logical_not": (("bool", "i32"), 0, 1, 0),
     "bitwise_not": (INTS, -100, 100, 0),
 }
@@ -182,6 +195,9 @@ BINARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "mod": (("f32", "f64", *INTS), -20, 20, 1),
     "floor_div": (("f32", "f64", *INTS), -20, 20, 0),
     "atan2": (("f32", "f64"), -5, 5, 5),
+    "hypot": (FLOATS, -20, 20, 2),  # squares and sum: 1, halved by the root, which adds 0.5
+    "logaddexp": (FLOATS, 0, 9, 4),  # exp (1.2), log1p (2), a sum; of one sign, so none cancels
+    "copysign": (FLOATS, -20, 20, 0),
     "bitwise_and": (INTS, -200, 200, 0),
     "bitwise_or": (INTS, -200, 200, 0),
     "bitwise_xor": (INTS, -200, 200, 0),

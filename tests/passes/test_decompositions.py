@@ -61,7 +61,8 @@ def ints(high: int, *dims: int) -> np.ndarray:
 SPECIAL = np.array([0.0, -0.0, 1e-30, -1e-30, 0.5, -3.0, 30.0, -30.0, 100.0, -100.0], np.float32)
 EDGES = np.array([np.nan, np.inf, -np.inf], np.float32)
 UNARY = "sigmoid silu gelu gelu_tanh gelu_quick softplus relu square sign tan leaky_relu elu"
-QUESTIONS = "is_nan is_inf logical_not"
+INVERSE = "asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10"
+QUESTIONS = "is_nan is_inf is_finite signbit logical_not"
 
 Case = tuple[str, list[np.ndarray], dict[str, Any]]
 
@@ -83,6 +84,20 @@ def unary_cases() -> Iterable[Case]:
     yield "clamp", [np.arange(-5, 6, dtype=np.int8)], {"low": -2.0, "high": 300.0}
     yield "reciprocal", [f(20)], {}
     yield "rsqrt", [np.abs(f(20)) + 0.1], {}
+
+
+def function_cases() -> Iterable[Case]:
+    for kind in INVERSE.split():
+        yield kind, [np.concatenate([SPECIAL, EDGES, f(20)])], {}
+        yield kind, [f(3, 5, dtype=np.float16)], {}
+        yield kind, [np.arange(-4, 5, dtype=np.int32)], {}
+    both = np.concatenate([SPECIAL, EDGES])
+    for kind in ("hypot", "logaddexp", "copysign"):
+        yield kind, [both[:, None], both], {}
+        yield kind, [f(3, 1, dtype=np.float16), f(5, dtype=np.float16)], {}
+        yield kind, [f(5, dtype=ml_dtypes.bfloat16), f(2, 5)], {}
+        yield kind, [np.array([70000, -3]), f(2, dtype=np.float16)], {}
+        yield kind, [ints(9, 4), ints(9, 4)], {}
 
 
 def reduce_cases() -> Iterable[Case]:
@@ -266,7 +281,7 @@ def layer_cases() -> Iterable[Case]:
 
 GROUPS: list[Callable[[], Iterable[Case]]] = [
     unary_cases, reduce_cases, layout_cases, matmul_cases, norm_cases, attention_cases,
-    conv_cases, scan_cases, quantize_cases, fft_cases, fused_cases,
+    conv_cases, scan_cases, quantize_cases, fft_cases, fused_cases, function_cases,
 ]  # fmt: skip
 CASES = [case for group in GROUPS for case in group()]
 

@@ -6,16 +6,23 @@ and rounded once. Integers wrap; integer division by zero gives 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlx.errors import DTypeError
-from rlx.ir.dtype import DType, bool_, f32, promote
+from rlx.errors import DTypeError, ShapeError
+from rlx.ir.dtype import DType, bool_, f32, f64, promote
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import ANY, NUMERIC, REAL, compute, quiet, require_dtype, rounded
+from rlx.ir.ops._common import ANY, NUMERIC, REAL, cast, compute, quiet, require_dtype, rounded
 from rlx.ir.shape import Shape, broadcast_dims
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
+
+Formula = Callable[["Graph", "Value", "Value"], Any]  # the function, built on graph values
 
 
 class Binary(Op):
@@ -28,6 +35,27 @@ class Binary(Op):
     def apply(self, a: Array, b: Array) -> Array:
         """The function itself, on arrays of one element type in compute precision."""
         raise NotImplementedError
+
+    def formula(self, g: Graph, a: Value, b: Value) -> Any:
+        """The function itself, built from other ops on values of one type in compute precision."""
+        return None
+
+    @classmethod
+    def has_decomposition(cls) -> bool:
+        return cls.formula is not Binary.formula
+
+    def decompose(self, g: Graph, a: Value, b: Value) -> Any:
+        common = self.common_type(a.shape.dtype, b.shape.dtype)
+        wide = DType.of(_compute_type(common))
+        y = self.formula(g, cast(g, a, wide), cast(g, b, wide))
+        if y is None:
+            return None
+        dims = broadcast_dims(a.shape.dims, b.shape.dims)
+        if not y.shape.same_dims(Shape(dims, y.shape.dtype)):
+            raise ShapeError(
+                "the formula is not elementwise", where=self.name, got=y.shape, expected=dims
+            )
+        return cast(g, y, self.result(common))
 
     def common_type(self, a: DType, b: DType) -> DType:
         """The dtype that both operands are cast to."""
@@ -71,10 +99,13 @@ def _binary(
     numpy: Callable[[Any, Any], Any],
     doc: str,
     base: type[Binary] = Binary,
+    formula: Formula | None = None,
     **traits: Any,
 ) -> None:
-    """Register an elementwise op of two tensors: all of them are primitive."""
+    """Register an elementwise op of two tensors; one without a formula is primitive."""
     space = {"apply": lambda self, a, b: numpy(a, b), "__doc__": doc, "__module__": __name__}
+    if formula is not None:
+        space["formula"] = lambda self, g, a, b: formula(g, a, b)
     made = type(name.title().replace("_", ""), (base,), space)
     op(name, group="elementwise", **traits)(made)
 
@@ -108,8 +139,37 @@ class _Power(Binary):
     weight = 16
 
 
-class _Angle(FloatBinary):
+class _Function(FloatBinary):
     weight = 16
+
+
+def _hypot_formula(g: Graph, a: Value, b: Value) -> Any:
+    """The operands are scaled by a power of two where their squares leave the range."""
+    a, b = g.abs(a), g.abs(b)
+    element = a.shape.dtype
+    # bounds of the greater operand, and what it is multiplied by beyond them
+    low, up, high, down = (-300, 600, 500, -600) if element is f64 else (-40, 90, 60, -80)
+    most = g.maximum(a, b)
+
+    def choose(small: float, large: float) -> Value:
+        one = g.constant(1.0, element)
+        rest = g.where(g.gt(most, 2.0**high), g.constant(large, element), one)
+        return g.where(g.lt(most, 2.0**low), g.constant(small, element), rest)
+
+    scale, back = choose(2.0**up, 2.0**down), choose(2.0**-up, 2.0**-down)
+    size = g.sqrt(g.square(a * scale) + g.square(b * scale)) * back
+    infinite = g.logical_or(g.is_inf(a), g.is_inf(b))  # also where the other is NaN
+    return g.where(infinite, g.constant(math.inf, element), size)
+
+
+def _logaddexp_formula(g: Graph, a: Value, b: Value) -> Any:
+    apart = g.where(g.eq(a, b), g.constant(0.0, a.shape.dtype), a - b)  # of equal infinities too
+    return g.maximum(a, b) + g.log1p(g.exp(-g.abs(apart)))
+
+
+def _copysign_formula(g: Graph, a: Value, b: Value) -> Any:
+    size = g.abs(a)
+    return g.where(g.signbit(b), -size, size)
 
 
 _binary("add", np.add, "a + b", _Numeric, is_commutative=True)
@@ -121,7 +181,18 @@ _binary("minimum", np.minimum, "the lesser of a and b; NaN if either is", is_com
 _binary("mod", np.mod, "a − b · floor(a / b): the sign is b's; 0 where an integer b is 0")
 _binary("floor_div", np.floor_divide, "floor(a / b); 0 where an integer b is 0")
 _binary("pow", _pow, "a^b; integers wrap, and towards 0 for a negative b", _Power)
-_binary("atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis", _Angle)
+_binary("atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis", _Function)
+_binary(
+    "hypot", _wide(np.hypot), "√(a² + b²), without overflow; inf if either is infinite",
+    _Function, _hypot_formula, is_commutative=True,
+)  # fmt: skip
+_binary(
+    "logaddexp", _wide(np.logaddexp), "ln(e^a + e^b), without overflow",
+    _Function, _logaddexp_formula, is_commutative=True,
+)  # fmt: skip
+_binary(
+    "copysign", np.copysign, "|a| with the sign of b, also of −0", FloatBinary, _copysign_formula
+)
 
 
 # -- bits -------------------------------------------------------------------------------------

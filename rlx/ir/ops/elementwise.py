@@ -1,4 +1,5 @@
-"""Elementwise ops of one tensor: a table with one row per op. Binary ops are in binary.py.
+"""Elementwise ops of one tensor: a table with one row per op. Binary ops are in binary.py,
+inverse trigonometric and hyperbolic functions in trigonometry.py.
 
     unary(
         "mish",
@@ -167,6 +168,7 @@ def _each(function: Callable[[float], float]) -> NumpyFunction:
 
 _erfc = _each(math.erfc)
 _SQRT_HALF, _SQRT_2_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
+_LOG2_E, _LOG10_E = 1.4426950408889634, 0.4342944819032518
 
 unary("exp", np.exp, "e^x")
 unary("expm1", np.expm1, "e^x − 1, exact near 0")
@@ -183,6 +185,9 @@ unary(
     lambda g, x: 1.0 / g.sqrt(x),
 )  # fmt: skip
 unary("reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0", lambda g, x: 1.0 / x)
+unary("exp2", np.exp2, "2^x", lambda g, x: g.pow(g.constant(2.0, x.shape.dtype), x))
+unary("log2", np.log2, "log₂ x; −inf at 0, NaN below", lambda g, x: g.log(x) * _LOG2_E)
+unary("log10", np.log10, "log₁₀ x; −inf at 0, NaN below", lambda g, x: g.log(x) * _LOG10_E)
 unary("tan", np.tan, "tan x, x in radians", lambda g, x: g.sin(x) / g.cos(x))
 
 
@@ -367,8 +372,25 @@ def _is_inf_formula(g: Graph, x: Value) -> Any:
     return g.eq(g.abs(wide(g, x)), math.inf) if x.shape.dtype.is_float else g.ne(x, x)
 
 
+def _is_finite_formula(g: Graph, x: Value) -> Any:
+    return g.lt(g.abs(wide(g, x)), math.inf) if x.shape.dtype.is_float else g.eq(x, x)
+
+
+def _signbit_formula(g: Graph, x: Value) -> Any:
+    """The sign of a NaN is not seen."""
+    if not x.shape.dtype.is_float:
+        return g.lt(x, g.constant(0, x.shape.dtype))
+    x = wide(g, x)
+    return g.logical_or(g.lt(x, 0.0), g.eq(1.0 / x, -math.inf))  # 1 / −0
+
+
 unary("is_nan", _of_floats(np.isnan), "whether x is NaN", lambda g, x: g.ne(x, x), base=Predicate)
 unary("is_inf", _of_floats(np.isinf), "whether x is +inf or −inf", _is_inf_formula, base=Predicate)
+unary(
+    "is_finite", np.isfinite, "whether x is neither infinite nor NaN",
+    _is_finite_formula, base=Predicate,
+)  # fmt: skip
+unary("signbit", np.signbit, "whether x is negative, or −0", _signbit_formula, base=Predicate)
 unary(
     "logical_not", lambda x: x == 0, "whether x is zero (NaN is not)",
     lambda g, x: g.eq(x, g.constant(0, x.shape.dtype)), base=_AnyPredicate,

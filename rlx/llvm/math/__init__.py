@@ -5,6 +5,7 @@ and NaN, and states its error bound in ulp (units in the last place) in its docs
 hold on every target; `tests/kernels/test_math.py` measures them.
 """
 
+import math
 from collections.abc import Callable
 
 from rlx.llvm.builder import Value
@@ -23,9 +24,10 @@ from rlx.llvm.math.exponential import (
     sigmoid,
     silu,
     softplus,
+    split,
     tanh,
 )
-from rlx.llvm.math.real import ceil, floor, floor_div, fmod, mod, round_even, trunc
+from rlx.llvm.math.real import ceil, floor, floor_div, fmod, mod, nan_like, real, round_even, trunc
 from rlx.llvm.math.trig import atan, atan2, cos, sin, tan
 
 
@@ -44,12 +46,22 @@ def reciprocal(x: Value) -> Value:
     return 1.0 / x
 
 
+def log2(x: Value) -> Value:
+    """log₂ x, exact for powers of two. Error below 2.5 ulp; -inf at 0, NaN below."""
+    f = x.fn
+    exponent, mantissa = split(x, real(x, "log2"))
+    result = log(mantissa) * (1 / math.log(2)) + exponent
+    result = f.select(x < math.inf, result, x)
+    return f.select(x > 0.0, result, f.select(x.eq(0.0), -math.inf, nan_like(x)))
+
+
 UNARY: dict[str, Callable[[Value], Value]] = {
     "exp": exp,
     "exp2": exp2,
     "expm1": expm1,
     "log": log,
     "log1p": log1p,
+    "log2": log2,
     "sqrt": sqrt,
     "rsqrt": rsqrt,
     "reciprocal": reciprocal,
@@ -91,6 +103,7 @@ __all__ = [
     "gelu_tanh",
     "log",
     "log1p",
+    "log2",
     "mod",
     "pow",
     "reciprocal",

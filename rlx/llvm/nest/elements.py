@@ -174,6 +174,7 @@ _BINARY: dict[str, Callable[[Function, Value, Value, DType], Value]] = {
     "floor_div": _of_kind(math.floor_div, arithmetic.floor_div),
     "pow": _of_kind(math.pow, arithmetic.power),
     "atan2": lambda f, a, b, met: math.atan2(a, b),
+    "copysign": lambda f, a, b, met: f.copysign(a, b),
     "bitwise_and": lambda f, a, b, met: a & b,
     "bitwise_or": lambda f, a, b, met: a | b,
     "bitwise_xor": lambda f, a, b, met: a ^ b,
@@ -283,9 +284,21 @@ def _is_inf(f: Function, x: Value, dtype: DType) -> Value:
     return f.abs(x).eq(numbers.inf) if dtype.is_float else f.const(0, x.type.mask)
 
 
+def _is_finite(f: Function, x: Value, dtype: DType) -> Value:
+    return f.abs(x) < numbers.inf if dtype.is_float else f.const(-1, x.type.mask)
+
+
+def _signbit(f: Function, x: Value, dtype: DType) -> Value:
+    if dtype.is_float:
+        return x.bits() < 0
+    return f.const(0, x.type.mask) if dtype.kind == "uint" else x < 0
+
+
 _ANY: dict[str, Callable[[Function, Value, DType], Value]] = {
     "is_nan": _is_nan,
     "is_inf": _is_inf,
+    "is_finite": _is_finite,
+    "signbit": _signbit,
     "logical_not": lambda f, x, dtype: x.eq(0),
 }
 
