@@ -66,6 +66,8 @@ _HOMES = {
     "rlx.runtime.pipeline": "ModelCompilePipeline",
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
+    "rlx.numpy.array": "Array",
+    "rlx.numpy.jit": "JitFunction jit",
 }
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -120,5 +120,7 @@ from rlx.runtime.compiled import CompiledGraph as CompiledGraph
 from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
+from rlx.numpy.array import Array as Array
+from rlx.numpy.jit import JitFunction as JitFunction, jit as jit
 
 __version__: str

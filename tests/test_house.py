@@ -25,6 +25,7 @@ ARROW = [
     "llvm",
     "backends",
     "runtime",
+    "numpy",
     "models",
     "ray",
     "serve",

@@ -426,8 +426,9 @@ class Image:
         return found
 
     def __del__(self) -> None:
-        # While the interpreter ends, a daemon thread may still be inside: leave the pages.
-        if getattr(self, "_base", 0) and not sys.is_finalizing():
+        # While the interpreter ends, a daemon thread may still be inside: leave the pages. Globals
+        # of this module may be gone by then.
+        if getattr(self, "_base", 0) and sys is not None and not sys.is_finalizing():
             self._memory.free(self._base, self._size)
 
 

@@ -16,7 +16,7 @@ from rlx.backends.base import Executable, Span
 from rlx.backends.buffer import Allocator, Buffer, HostBuffer
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Profile, Recording
-from rlx.errors import BindingError, InputError, OptionError
+from rlx.errors import BindingError, InputError
 from rlx.ir.binding import infer_sizes
 from rlx.ir.html import card
 from rlx.ir.op import Array
@@ -29,8 +29,9 @@ from rlx.runtime.params import (
     StateStore,
     as_argument,
     as_array,
+    contiguous,
 )
-from rlx.runtime.phase_runs import PhaseRuns, sizes_needed
+from rlx.runtime.phase_runs import PhaseRuns, phase_span, sizes_needed
 from rlx.runtime.variants import VariantCache, VariantProvider, users_manifest
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
@@ -160,12 +161,15 @@ class CompiledGraph(Unpicklable):
         read. An earlier phase that has not run on the same inputs runs first, if its inputs are
         given. Outputs that such a run does not compute are None.
         """
-        span = _span(phase, until)
+        span = phase_span(phase, until)
         if span is not None:
             return self._run_phases(
                 named if inputs is None else self._join(inputs, named), sizes, span
             )
         arrays = self._input_arrays(named if inputs is None else self._join(inputs, named))
+        return self._run_arrays(arrays, sizes)
+
+    def _run_arrays(self, arrays: Sequence[Any], sizes: Any) -> tuple[Array, ...]:
         shapes = tuple([a.shape for a in arrays])
         key = _dispatch_key(shapes, sizes) if sizes else shapes
         with self._lock:
@@ -186,6 +190,10 @@ class CompiledGraph(Unpicklable):
             else:
                 executable.run(given, outputs, dims)
         return results
+
+    def run_in_order(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Run once on NumPy arrays in the order of the inputs. Element types are not checked."""
+        return self._run_arrays([contiguous(a) for a in arrays], None)
 
     def __call__(
         self, *arrays: Any, sizes: Mapping[str, int] | None = None, **named: Any
@@ -484,13 +492,3 @@ def _dispatch_key(shapes: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[An
         raise BindingError(
             "not sizes", where="run", got=f"{sizes!r:.60}", expected='a mapping such as {"seq": 8}'
         ) from None
-
-
-def _span(phase: Phase | str | None, until: Phase | str | None) -> Span | None:
-    if phase is None and until is None:
-        return None
-    if phase is not None and until is not None:
-        raise OptionError("give phase or until, not both", where="run", got=f"{phase} and {until}")
-    if until is not None:
-        return Phase.PROLOGUE, Phase.of(until)
-    return Phase.of(phase), Phase.of(phase)

@@ -38,10 +38,15 @@ _FITS = {
 """Types that numbers in lists may become: none of them loses a fraction."""
 
 
+def contiguous(array: Array) -> Array:
+    """`array` itself where it is C-contiguous, else a copy that is."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
 def as_array(name: str, value: Any, expected: Shape) -> Array:
     """`value` as a C-contiguous array of the expected element type, without a copy if it is one."""
     if type(value) is np.ndarray and value.dtype == expected.dtype.numpy:
-        return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+        return contiguous(value)
     if isinstance(value, Buffer):
         if not isinstance(value, HostBuffer):
             raise InputError("a buffer of another device", where=name, got=repr(value))

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlx.backends.base import Executable, Span
 from rlx.backends.buffer import Buffer
-from rlx.errors import BindingError, InputError
+from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.lir import Lir, Slot
 from rlx.ir.node import Node
 from rlx.ir.phase import Phase
@@ -210,3 +210,14 @@ class _Needs:
 def _span(slot: Slot) -> tuple[int, int]:
     """The bytes of a slot in the arena; empty for one that is elsewhere."""
     return (0, 0) if slot.offset is None else (slot.offset, slot.offset + slot.size)
+
+
+def phase_span(phase: Phase | str | None, until: Phase | str | None) -> Span | None:
+    """The phases that `phase=` or `until=` of a run names."""
+    if phase is None and until is None:
+        return None
+    if phase is not None and until is not None:
+        raise OptionError("give phase or until, not both", where="run", got=f"{phase} and {until}")
+    if until is not None:
+        return Phase.PROLOGUE, Phase.of(until)
+    return Phase.of(phase), Phase.of(phase)

@@ -1,0 +1,108 @@
+"""Trees of arguments and results: dicts, lists, tuples, named tuples, dataclasses and None.
+
+    leaves, structure = flatten({"w": w, "b": [b1, b2]})
+    unflatten(structure, leaves)
+
+A structure is a hashable tuple: it is part of the key by which `rlx.jit` finds a trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from rlx.errors import InputError
+
+Structure: TypeAlias = Any  # LEAF, or (type, keys, structures of the children)
+LEAF = "leaf"
+
+
+def flatten(tree: Any) -> tuple[list[Any], Structure]:
+    """The leaves of `tree` in order, and its structure. Dicts are ordered by their keys."""
+    leaves: list[Any] = []
+    return leaves, _flatten(tree, leaves)
+
+
+def _flatten(tree: Any, leaves: list[Any]) -> Structure:
+    parts = _children(tree)
+    if parts is None:
+        leaves.append(tree)
+        return LEAF
+    keys, children = parts
+    return (type(tree), keys, tuple([_flatten(child, leaves) for child in children]))
+
+
+def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+    if tree is None:
+        return (), ()
+    kind = type(tree)
+    if kind is dict:
+        try:
+            keys = tuple(sorted(tree))
+        except TypeError:
+            keys = tuple(tree)  # keys of several types keep their order
+        return keys, [tree[k] for k in keys]
+    if kind in (list, tuple):
+        return (), tree
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return (), tree
+    if dataclasses.is_dataclass(kind):
+        keys = tuple(f.name for f in dataclasses.fields(tree))
+        return keys, [getattr(tree, k) for k in keys]
+    return None
+
+
+def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
+    """The tree of that structure with other leaves."""
+    remaining = iter(leaves)
+    tree = _unflatten(structure, remaining)
+    if next(remaining, remaining) is not remaining:
+        raise InputError("more leaves than the structure has", where="unflatten", got=len(leaves))
+    return tree
+
+
+def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
+    if structure is LEAF:
+        try:
+            return next(leaves)
+        except StopIteration:
+            raise InputError("fewer leaves than the structure has", where="unflatten") from None
+    kind, keys, parts = structure
+    children = [_unflatten(part, leaves) for part in parts]
+    if kind is type(None):
+        return None
+    if kind is dict:
+        return dict(zip(keys, children, strict=True))
+    if kind in (list, tuple):
+        return kind(children)
+    if not keys:
+        return kind(*children)
+    return kind(**dict(zip(keys, children, strict=True)))
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """`function` applied to every leaf; further trees must have the same structure."""
+    leaves, structure = flatten(tree)
+    columns = [leaves]
+    for other in others:
+        more, found = flatten(other)
+        if found != structure:
+            raise InputError(
+                "trees differ in structure", where="tree_map", got=str(found), expected=structure
+            )
+        columns.append(more)
+    return unflatten(structure, [function(*row) for row in zip(*columns, strict=True)])
+
+
+def leaf_names(tree: Any, prefix: str = "") -> list[str]:
+    """A name for each leaf, by its path: `params_w`, `xs_0`."""
+    parts = _children(tree)
+    if parts is None:
+        return [prefix]
+    keys, children = parts
+    names: list[str] = []
+    for i, child in enumerate(children):
+        key = str(keys[i]) if keys else str(i)
+        names += leaf_names(child, f"{prefix}_{key}" if prefix else key)
+    return names
