@@ -96,8 +96,13 @@ def _scalar(x: Any, beside: DType) -> Array:
         ) from error
 
 
-def apply(build: Build, operands: Sequence[Array], *options: Any) -> Any:
-    """`build` applied to the operands: an array, or a tuple of them. Options are hashable."""
+def apply(build: Build, operands: Sequence[Array], *options: Any) -> Array:
+    """The one result of `build` applied to the operands. Options are hashable."""
+    return apply_many(build, operands, *options)[0]
+
+
+def apply_many(build: Build, operands: Sequence[Array], *options: Any) -> tuple[Array, ...]:
+    """All results of `build` applied to the operands."""
     for x in operands:
         if isinstance(x, Tracer):
             return _traced(x, build, operands, options)
@@ -109,8 +114,7 @@ def apply(build: Build, operands: Sequence[Array], *options: Any) -> Any:
         if len(_exact) >= _LIMIT:
             _exact.clear()
         _exact[key] = found
-    results = found.run_in_order(datas)
-    return Array(results[0]) if len(results) == 1 else tuple([Array(r) for r in results])
+    return tuple([Array(r) for r in found.run_in_order(datas)])
 
 
 def _compiled(build: Build, operands: Sequence[Array], options: Any) -> CompiledGraph:
@@ -151,11 +155,11 @@ def value_of(x: Array, tracer: Tracer) -> Value:
     return x.value
 
 
-def _traced(tracer: Tracer, build: Build, operands: Sequence[Array], options: Any) -> Any:
+def _traced(
+    tracer: Tracer, build: Build, operands: Sequence[Array], options: Any
+) -> tuple[Array, ...]:
     trace = tracer.trace
     trace.require_open()
-    values = [value_of(x, tracer) for x in operands]
-    result = build(trace.graph, *values, *options)
-    if isinstance(result, tuple):
-        return tuple([Tracer(trace, v) for v in result])
-    return Tracer(trace, result)
+    result = build(trace.graph, *[value_of(x, tracer) for x in operands], *options)
+    values = result if isinstance(result, tuple) else (result,)
+    return tuple([Tracer(trace, v) for v in values])

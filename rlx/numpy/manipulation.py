@@ -128,7 +128,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
     if axis is None:
         made, axis = [reshape(x, -1) for x in made], 0
     if _any_traced(made) is not None:
-        return apply(_concat, made, axis % made[0].ndim)  # type: ignore[no-any-return]
+        return apply(_concat, made, axis % made[0].ndim)
     element = promote(*[x.dtype for x in made])
     datas = [x.data.astype(element.numpy, copy=False) for x in made]
     return Array(np.concatenate(datas, axis))
@@ -150,7 +150,7 @@ def flip(x: Any, /, *, axis: int | Sequence[int] | None = None) -> Array:
     x = as_array(x)
     if isinstance(x, Tracer):
         named = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-        return apply(_flip, [x], tuple([a % x.ndim for a in named]))  # type: ignore[no-any-return]
+        return apply(_flip, [x], tuple([a % x.ndim for a in named]))
     given = axis if axis is None or isinstance(axis, int) else tuple(axis)
     return Array(np.flip(x.data, given))
 
@@ -195,12 +195,12 @@ def _masked(g: Graph, x: Value, upper: bool, k: int) -> Any:
 
 def tril(x: Any, /, *, k: int = 0) -> Array:
     """The lower triangle of matrices; zeros elsewhere."""
-    return apply(_masked, [as_array(x)], False, k)  # type: ignore[no-any-return]
+    return apply(_masked, [as_array(x)], False, k)
 
 
 def triu(x: Any, /, *, k: int = 0) -> Array:
     """The upper triangle of matrices; zeros elsewhere."""
-    return apply(_masked, [as_array(x)], True, k)  # type: ignore[no-any-return]
+    return apply(_masked, [as_array(x)], True, k)
 
 
 # -- indexing ---------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
     at = (axis or 0) % x.ndim
     if _any_traced([x, chosen]) is None:
         return Array(np.take(x.data, chosen.data, at))
-    return apply(_take, [x, chosen], at)  # type: ignore[no-any-return]
+    return apply(_take, [x, chosen], at)
 
 
 def _take(g: Graph, x: Value, indices: Value, axis: int) -> Any:
@@ -263,7 +263,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
     x, chosen = as_array(x), as_array(indices)
     if _any_traced([x, chosen]) is None:
         return Array(np.take_along_axis(x.data, chosen.data, axis))
-    return apply(_take_along, [x, chosen], axis % x.ndim)  # type: ignore[no-any-return]
+    return apply(_take_along, [x, chosen], axis % x.ndim)
 
 
 def _take_along(g: Graph, x: Value, indices: Value, axis: int) -> Any:
@@ -286,7 +286,7 @@ def updated(x: Array, index: Any, value: Any, how: str) -> Array:
         raise UnsupportedError(
             "inside rlx.jit, an update is at one array of ints yet", where="at", got=repr(index)
         )
-    return apply(_update, [x, parts[0], given], how)  # type: ignore[no-any-return]
+    return apply(_update, [x, parts[0], given], how)
 
 
 def _update(g: Graph, x: Value, indices: Value, updates: Value, how: str) -> Any:

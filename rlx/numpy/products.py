@@ -21,7 +21,7 @@ def matmul(x1: Any, x2: Any, /) -> Array:
     a, b = as_array(x1), as_array(x2)
     if not a.ndim or not b.ndim:
         raise InputError("matmul takes at least one axis", got=f"{a.ndim} and {b.ndim} axes")
-    return apply(_matmul, [a, b])  # type: ignore[no-any-return]
+    return apply(_matmul, [a, b])
 
 
 def _dot_general(g: Graph, a: Value, b: Value, left: Any, right: Any) -> Any:
@@ -36,7 +36,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | Sequence[Sequence[int]] = 2) -
     else:
         left = tuple([i % a.ndim for i in axes[0]])
         right = tuple([i % b.ndim for i in axes[1]])
-    return apply(_dot_general, [a, b], left, right)  # type: ignore[no-any-return]
+    return apply(_dot_general, [a, b], left, right)
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:

@@ -41,7 +41,7 @@ def _reduce(g: Graph, x: Value, op: str, axes: Any, keepdims: bool, dtype: DType
 
 def _reduced(x: Any, op: str, axis: Axis, keepdims: bool, dtype: DType | None = None) -> Array:
     x = as_array(x)
-    return apply(_reduce, [x], op, _axes(axis, x.ndim), keepdims, dtype)  # type: ignore[no-any-return]
+    return apply(_reduce, [x], op, _axes(axis, x.ndim), keepdims, dtype)
 
 
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
@@ -116,7 +116,7 @@ def _var(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> An
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The variance along axes, over n − correction."""
     x = as_array(x)
-    return apply(_var, [x], _axes(axis, x.ndim), keepdims, float(correction))  # type: ignore[no-any-return]
+    return apply(_var, [x], _axes(axis, x.ndim), keepdims, float(correction))
 
 
 def _std(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> Any:
@@ -126,7 +126,7 @@ def _std(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> An
 def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The standard deviation along axes."""
     x = as_array(x)
-    return apply(_std, [x], _axes(axis, x.ndim), keepdims, float(correction))  # type: ignore[no-any-return]
+    return apply(_std, [x], _axes(axis, x.ndim), keepdims, float(correction))
 
 
 # -- along one axis ---------------------------------------------------------------------------
@@ -138,12 +138,12 @@ def _along(g: Graph, x: Value, op: str, axis: int, *options: Any) -> Any:
 
 def softmax(x: Any, /, axis: int = -1) -> Array:
     """e^x over its sum along an axis."""
-    return apply(_along, [as_array(x)], "softmax", axis)  # type: ignore[no-any-return]
+    return apply(_along, [as_array(x)], "softmax", axis)
 
 
 def log_softmax(x: Any, /, axis: int = -1) -> Array:
     """The logarithm of the softmax along an axis."""
-    return apply(_along, [as_array(x)], "log_softmax", axis)  # type: ignore[no-any-return]
+    return apply(_along, [as_array(x)], "log_softmax", axis)
 
 
 def cumulative_sum(
@@ -154,7 +154,7 @@ def cumulative_sum(
     if axis is None and x.ndim != 1:
         raise InputError("which axis?", where="cumulative_sum", got=f"{x.ndim} axes")
     chosen = _axes(axis, x.ndim)[0]
-    return apply(_cumsum, [x], chosen, _sum_type(x, dtype), include_initial)  # type: ignore[no-any-return]
+    return apply(_cumsum, [x], chosen, _sum_type(x, dtype), include_initial)
 
 
 def _cumsum(g: Graph, x: Value, axis: int, dtype: DType, include_initial: bool) -> Any:
@@ -177,12 +177,12 @@ def _arg(g: Graph, x: Value, op: str, axis: int | None, keepdims: bool) -> Any:
 
 def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the greatest element; the first of equal ones."""
-    return apply(_arg, [_nonempty(x, axis, "argmax")], "argmax", axis, keepdims)  # type: ignore[no-any-return]
+    return apply(_arg, [_nonempty(x, axis, "argmax")], "argmax", axis, keepdims)
 
 
 def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the least element; the first of equal ones."""
-    return apply(_arg, [_nonempty(x, axis, "argmin")], "argmin", axis, keepdims)  # type: ignore[no-any-return]
+    return apply(_arg, [_nonempty(x, axis, "argmin")], "argmin", axis, keepdims)
 
 
 def _order(x: Array, axis: int, descending: bool) -> np.ndarray[Any, Any]:
