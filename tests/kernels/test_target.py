@@ -142,7 +142,7 @@ def test_llvm_agrees_about_this_machine():
     theirs = dict(llvm.get_host_cpu_features())
     for feature in Target.host().features:
         name = feature[1:]
-        # Linux hides these by its settings or for faults of a processor; our code uses none of them.
+        # Linux hides these by its settings or for faults of a processor; no kernel uses them.
         if name in theirs and name not in ("shstk", "pku", "rdseed"):
             assert (feature[0] == "+") == theirs[name], name
 
