@@ -22,6 +22,7 @@ from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.module import GraphModule
 from rlx.ir.shape import Shape
 from rlx.numpy.array import Array, Tracer
+from rlx.numpy.device import current_device
 from rlx.numpy.dispatch import as_array
 from rlx.numpy.trace import Guard, Size, Trace
 from rlx.numpy.tree import LEAF, Structure, flatten, leaf_names, unflatten
@@ -108,10 +109,10 @@ class JitFunction:
 
     def __init__(
         self, function: Callable[..., Any], static: Sequence[str], fixed: Sequence[str],
-        device: str,
+        device: str | None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
-        self._function, self._session = function, Session(device)
+        self._function, self._session = function, Session(device or current_device())
         self._signature = inspect.signature(function)
         names = list(self._signature.parameters)
         for given, what in ((static, "static"), (fixed, "fixed")):
@@ -311,7 +312,7 @@ def _symbolic_shapes(
 
 def jit(
     function: Callable[..., Any] | None = None, *, static: str | Sequence[str] = (),
-    fixed: str | Sequence[str] = (), device: str = "cpu",
+    fixed: str | Sequence[str] = (), device: str | None = None,
 ) -> Any:  # fmt: skip
     """Compile a function on arrays: `@rlx.jit`, or `rlx.jit(f, static=["mode"])`.
 
