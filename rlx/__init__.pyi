@@ -127,5 +127,6 @@ from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
 from rlx.numpy.device import default_device as default_device
 from rlx.numpy.jit import JitFunction as JitFunction, jit as jit
+from rlx import nn as nn, numpy as numpy, random as random
 
 __version__: str

@@ -636,6 +636,18 @@ class OpMethods:
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
         [rlx.ir.ops.paged.PagedAttention]"""
+    def philox(
+        self,
+        c0: Tensor,
+        c1: Tensor,
+        c2: Tensor,
+        c3: Tensor,
+        k0: Tensor,
+        k1: Tensor,
+        **result: Unpack[Result],
+    ) -> Any:
+        """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
+        broadcast [rlx.ir.ops.random.Philox]"""
     def pow(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(
@@ -1815,6 +1827,11 @@ class ValueMethods:
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
         [rlx.ir.ops.paged.PagedAttention]"""
+    def philox(
+        self, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor, **result: Unpack[Result]
+    ) -> Any:
+        """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
+        broadcast [rlx.ir.ops.random.Philox]"""
     def pow(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(

@@ -64,7 +64,7 @@ def astype(
             "complex numbers in a real type", where="astype", got=f"{array.dtype} to {element}",
             hint="take rlx.numpy.real(x) or rlx.numpy.imag(x)",
         )  # fmt: skip
-    return apply(_cast, [array], element)
+    return apply(_cast, [array], element, elementwise=True)
 
 
 def require_host(device: str | None) -> None:

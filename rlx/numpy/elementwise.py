@@ -37,7 +37,7 @@ def _unary(name: str, op: str, doc: str) -> Unary:
         return getattr(g, op)(x)
 
     def function(x: ArrayLike, /) -> Array:
-        return apply(build, [as_array(x)])
+        return apply(build, [as_array(x)], elementwise=True)
 
     build.__name__ = name
     return _named(function, name, doc)  # type: ignore[no-any-return]
@@ -48,7 +48,7 @@ def _binary(name: str, op: str, doc: str) -> Binary:
         return getattr(g, op)(a, b)
 
     def function(x1: ArrayLike, x2: ArrayLike, /) -> Array:
-        return apply(build, with_scalars(x1, x2))
+        return apply(build, with_scalars(x1, x2), elementwise=True)
 
     build.__name__ = name
     return _named(function, name, doc)  # type: ignore[no-any-return]
@@ -139,7 +139,11 @@ def _flagged(flag: Unary, of_whole: builtins.bool) -> Unary:
 
     def function(x: ArrayLike, /) -> Array:
         array = as_array(x)
-        return apply(build, [array]) if array.dtype.kind in ("int", "uint", "bool") else flag(array)
+        return (
+            apply(build, [array], elementwise=True)
+            if array.dtype.kind in ("int", "uint", "bool")
+            else flag(array)
+        )
 
     return _named(function, flag.__name__, flag.__doc__ or "")  # type: ignore[attr-defined, no-any-return]
 
@@ -172,7 +176,7 @@ def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> Array:
             "not a condition", where="where", got=flags.dtype, expected="bool",
             hint="compare with 0: x != 0",
         )  # fmt: skip
-    return apply(_where, [flags, *with_scalars(x1, x2)])
+    return apply(_where, [flags, *with_scalars(x1, x2)], elementwise=True)
 
 
 def _clip(g: Graph, x: Value, *bounds: Any) -> Any:
@@ -188,7 +192,7 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
     named = [("low", min), ("high", max)]
     which = tuple([kind for kind, bound in named if bound is not None])
     bounds = [_bound(array, bound) for _, bound in named if bound is not None]
-    return apply(_clip, [array, *bounds], which) if which else array
+    return apply(_clip, [array, *bounds], which, elementwise=True) if which else array
 
 
 def _bound(x: Array, bound: ArrayLike) -> Array:
@@ -218,7 +222,7 @@ def _part(op: str) -> Unary:
                 "the imaginary part of real numbers", where=op, got=array.dtype,
                 expected="complex64 or complex128",
             )  # fmt: skip
-        return apply(build, [array])
+        return apply(build, [array], elementwise=True)
 
     doc = "The real part." if op == "real" else "The imaginary part."
     return _named(function, op, doc)  # type: ignore[no-any-return]
@@ -235,7 +239,7 @@ def _conj(g: Graph, x: Value) -> Any:
 def conj(x: ArrayLike, /) -> Array:
     """The complex conjugate; real arrays are their own."""
     array = as_array(x)
-    return apply(_conj, [array]) if array.dtype.kind == "complex" else array
+    return apply(_conj, [array], elementwise=True) if array.dtype.kind == "complex" else array
 
 
 # bits of the significand and the least positive number
@@ -277,7 +281,7 @@ def nextafter(x1: ArrayLike, x2: ArrayLike, /) -> Array:
             raise ArrayTypeError(
                 "not two floats of one type", where="nextafter", got=f"{a.dtype} and {b.dtype}"
             )
-    return apply(_nextafter, [a, b])
+    return apply(_nextafter, [a, b], elementwise=True)
 
 
 relu = _unary("relu", "relu", "max(x, 0).")

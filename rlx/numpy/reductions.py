@@ -13,8 +13,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.data_types import astype, dtype_of
-from rlx.numpy.dispatch import apply, as_array, with_scalars
-from rlx.numpy.manipulation import axes_of, axis_of, concat
+from rlx.numpy.dispatch import apply, apply_reduction, as_array, with_scalars
+from rlx.numpy.manipulation import axes_of, axis_of, concat, reshape
 from rlx.numpy.typing import ArrayLike, Axis, DTypeLike
 
 
@@ -25,16 +25,22 @@ def _sum_type(x: Array, dtype: DTypeLike | None) -> DType:
     return u64 if x.dtype.kind == "uint" else i64 if x.dtype.kind in ("int", "bool") else x.dtype
 
 
-def _reduce(g: Graph, x: Value, op: str, axes: Any, keepdims: bool, dtype: DType | None) -> Any:
+def _reduce(g: Graph, x: Value, axes: Any, keepdims: bool, op: str, dtype: DType | None) -> Any:
     x = x if dtype is None else x.astype(dtype)
-    return getattr(g, op)(x, axes, keepdims) if axes else x
+    return getattr(g, op)(x, axes, keepdims)
+
+
+def _unreduced(g: Graph, x: Value, dtype: DType | None) -> Any:
+    return x if dtype is None else x.astype(dtype)
 
 
 def _reduced(
     x: Array, op: str, axis: Axis, keepdims: bool, dtype: DType | None = None, where: str = ""
 ) -> Array:
     axes = tuple(sorted(axes_of(axis, x.ndim, where or op)))
-    return apply(_reduce, [x], op, axes, bool(keepdims), dtype)
+    if not axes:
+        return apply(_unreduced, [x], dtype, elementwise=True)
+    return apply_reduction(_reduce, x, axes, bool(keepdims), op, dtype)
 
 
 def sum(
@@ -101,12 +107,11 @@ def count_nonzero(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False)
 
 def _var(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float, dtype: DType) -> Any:
     x = x.astype(dtype)
-    centred = x - (g.mean(x, axes, True) if axes else x)
+    centred = x - g.mean(x, axes, True)
     count: Any = 1
     for a in axes:
         count = count * x.shape.dims[a]
-    squares = centred * centred
-    total = g.sum(squares, axes, keepdims) if axes else squares
+    total = g.sum(centred * centred, axes, keepdims)
     if isinstance(count, int):
         return total / g.constant(builtins.max(count - correction, 0.0), dtype)
     number = g.dim_value(count, i64).astype(dtype)
@@ -117,6 +122,12 @@ def _std(g: Graph, x: Value, axes: Any, *options: Any) -> Any:
     return g.sqrt(_var(g, x, axes, *options))
 
 
+def _no_spread(g: Graph, x: Value, correction: float, dtype: DType) -> Any:
+    """The variance of one element."""
+    x = x.astype(dtype)
+    return (x - x) / g.constant(builtins.max(1.0 - correction, 0.0), dtype)
+
+
 def _spread(
     build: Any, x: ArrayLike, axis: Axis, correction: float, keepdims: bool, where: str
 ) -> Array:
@@ -124,7 +135,10 @@ def _spread(
     if array.dtype.kind == "complex":
         raise ArrayTypeError("not real numbers", where=where, got=array.dtype)
     axes = tuple(sorted(axes_of(axis, array.ndim, where)))
-    return apply(build, [array], axes, bool(keepdims), float(correction), _floating(array))
+    options = float(correction), _floating(array)
+    if not axes:
+        return apply(_no_spread, [array], *options, elementwise=True)
+    return apply_reduction(build, array, axes, bool(keepdims), *options)
 
 
 def var(
@@ -217,20 +231,17 @@ def diff(
     return array
 
 
-def _arg(g: Graph, x: Value, op: str, axis: int | None, keepdims: bool) -> Any:
-    rank = x.shape.rank
-    if axis is None:
-        found = getattr(g, op)(g.reshape(x, [-1]), 0, False)
-        found = g.reshape(found, [1] * rank) if keepdims else found
-    else:
-        found = getattr(g, op)(x, axis, keepdims)
-    return found.astype(i64)
+def _arg(g: Graph, x: Value, axes: tuple[int, ...], keepdims: bool, op: str) -> Any:
+    return getattr(g, op)(x, axes[0], keepdims).astype(i64)
 
 
 def _position(x: ArrayLike, op: str, axis: int | None, keepdims: bool) -> Array:
     array = _nonempty(x, axis, op)
-    at = None if axis is None else axis_of(axis, array.ndim, op)
-    return apply(_arg, [array], op, at, bool(keepdims))
+    if axis is not None:
+        at = axis_of(axis, array.ndim, op)
+        return apply_reduction(_arg, array, (at,), bool(keepdims), op)
+    found = apply_reduction(_arg, reshape(array, (-1,)), (0,), False, op)
+    return reshape(found, [1] * array.ndim) if keepdims else found
 
 
 def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Array:

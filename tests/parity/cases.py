@@ -732,6 +732,10 @@ def sampling() -> Iterator[Case]:
     yield Case(
         "sample", "settings", args, lambda g, x, rng, s: g.sample(x, rng, s), consts={"s": settings}
     )
+    counter = Arg(("n", 3), "u32", data=state)
+    words = {"c0": counter, "c1": counter, "c2": counter, "c3": counter}
+    key = {"k0": Arg((), "u32", data=state), "k1": Arg((), "u32", data=state)}
+    yield Case("philox", "u32", {**words, **key}, lambda g, *values: g.philox(*values))
 
 
 GROUPS = (

@@ -258,6 +258,8 @@ def fused_cases() -> Iterable[Case]:
         yield "fused_matmul_bias_act", [x, w, r], {"has_residual": True}
         yield "fused_swiglu", [x, w, f(8, 6, dtype=dtype)], {}
     yield "fused_gated_act", [f(2, 3, 8)], {"activation": "gelu_tanh"}
+    counter = [ints(2**31, 5).astype(np.uint32) for _ in range(4)]
+    yield "philox", [*counter, np.uint32(7), np.uint32(2**32 - 5)], {}
     yield from layer_cases()
     body = Graph("region")
     a, b = body.input("a", [3, 4]), body.input("b", [4])
