@@ -17,7 +17,6 @@ from rlx.errors import (
     ArrayTypeError,
     ArrayValueError,
     BoolConversionError,
-    InputError,
 )
 from rlx.ir.dtype import DType
 from rlx.ir.node import Value
@@ -27,6 +26,7 @@ from rlx.numpy.trace import Trace, make_size
 if TYPE_CHECKING:
     from rlx.numpy.indexing import Index
     from rlx.numpy.typing import ArrayLike, Axis, DTypeLike
+    from rlx.numpy.updates import Updates
 
 Scalar = bool | int | float | complex
 _VERSIONS = ("2022.12", "2023.12", "2024.12", "2025.12")
@@ -233,6 +233,8 @@ class Array(operators.Operators):
     @property
     def at(self) -> Updates:
         """`x.at[i].set(v)`, `x.at[i].add(v)`: new arrays with some elements changed."""
+        from rlx.numpy.updates import Updates  # late: it imports this file
+
         return Updates(self)
 
     def __len__(self) -> int:
@@ -337,57 +339,6 @@ class Tracer(Array):
         return f"Tracer({self.own.shape})"
 
     __str__ = __repr__
-
-
-class Updates:
-    """`x.at`; with an index, `x.at[i]`, its methods return arrays with the elements there changed.
-
-    At equal indices `set` keeps the last value, and the others take each in turn.
-    """
-
-    __slots__ = ("array", "index")
-
-    def __init__(self, array: Array, index: Any = None) -> None:
-        self.array, self.index = array, index
-
-    def __getitem__(self, index: Index) -> Updates:
-        return Updates(self.array, (index,))
-
-    def set(self, value: ArrayLike) -> Array:
-        """The elements at the index replaced."""
-        return self._updated(value, "set")
-
-    def add(self, value: ArrayLike) -> Array:
-        """`value` added at the index."""
-        return self._updated(value, "add")
-
-    def multiply(self, value: ArrayLike) -> Array:
-        """The elements at the index multiplied."""
-        return self._updated(value, "multiply")
-
-    def min(self, value: ArrayLike) -> Array:
-        """The lesser of each element at the index and `value`."""
-        return self._updated(value, "minimum")
-
-    def max(self, value: ArrayLike) -> Array:
-        """The greater of each element at the index and `value`."""
-        return self._updated(value, "maximum")
-
-    def get(self) -> Array:
-        """`x[index]`."""
-        return self.array[self._chosen()]
-
-    def apply(self, function: Any) -> Array:
-        """`function` applied to the elements at the index; once, also where the index repeats."""
-        return self.set(function(self.get()))
-
-    def _updated(self, value: ArrayLike, how: str) -> Array:
-        return _indexing().updated(self.array, self._chosen(), value, how)  # type: ignore[no-any-return]
-
-    def _chosen(self) -> Any:
-        if self.index is None:
-            raise InputError("no index", where="at", expected="x.at[index].set(value)")
-        return self.index[0]
 
 
 def _indexing() -> Any:
