@@ -33,7 +33,7 @@ class OpMethods:
     """A method for every MIR op."""
 
     def abs(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+        """|x|; of a complex number its magnitude, a real number [rlx.ir.ops.elementwise.Abs]"""
     def acos(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
     def acosh(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -128,7 +128,7 @@ class OpMethods:
         """x limited to low … high; NaN of NaN. Integers take whole bounds
         [rlx.ir.ops.elementwise.Clamp]"""
     def complex(self, re: Tensor, im: Tensor, **result: Unpack[Result]) -> Value:
-        """re + i·im, from f32 parts [rlx.ir.ops.linalg.Complex]"""
+        """re + i·im, from f32 or f64 parts [rlx.ir.ops.linalg.Complex]"""
     def concat(self, *tensors: Any, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Tensors one after the other along an axis, in their promoted element type
         [rlx.ir.ops.layout.Concat]"""
@@ -789,7 +789,7 @@ class OpMethods:
     def sigmoid(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+        """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -1172,7 +1172,7 @@ class ValueMethods:
     """Every op and block, its first tensor the value."""
 
     def abs(self, **result: Unpack[Result]) -> Value:
-        """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+        """|x|; of a complex number its magnitude, a real number [rlx.ir.ops.elementwise.Abs]"""
     def acos(self, **result: Unpack[Result]) -> Value:
         """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
     def acosh(self, **result: Unpack[Result]) -> Value:
@@ -1261,7 +1261,7 @@ class ValueMethods:
         """x limited to low … high; NaN of NaN. Integers take whole bounds
         [rlx.ir.ops.elementwise.Clamp]"""
     def complex(self, im: Tensor, **result: Unpack[Result]) -> Value:
-        """re + i·im, from f32 parts [rlx.ir.ops.linalg.Complex]"""
+        """re + i·im, from f32 or f64 parts [rlx.ir.ops.linalg.Complex]"""
     def concat(self, *tensors: Any, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Tensors one after the other along an axis, in their promoted element type
         [rlx.ir.ops.layout.Concat]"""
@@ -1983,7 +1983,7 @@ class ValueMethods:
     def sigmoid(self, **result: Unpack[Result]) -> Value:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, **result: Unpack[Result]) -> Value:
-        """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+        """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, **result: Unpack[Result]) -> Value:

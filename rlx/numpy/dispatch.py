@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, InputError
+from rlx.errors import InputError
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import DType, bool_, c64, f32, i64
 from rlx.ir.graph import Graph
@@ -48,8 +48,6 @@ def as_array(x: Any) -> Array:
 
 
 def _supported(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if data.dtype == np.complex128:
-        raise DTypeError("no such element type", got="complex128", expected="complex64 at most")
     if not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))
     DType.of(data.dtype)

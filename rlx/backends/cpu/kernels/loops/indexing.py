@@ -25,7 +25,7 @@ from rlx.backends.cpu.lowering import (
     lowers,
 )
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType, c64, f32
+from rlx.ir.dtype import DType, f32
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
 from rlx.ir.shape import Shape, normalize_axis
@@ -201,8 +201,8 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     sums = StridedView(Buffer("temporary"), f32, strides) if f32_sums else result
     start = copy(x.shape.dims, StridedView(Buffer("operand", 0), x.dtype, strides), sums)
     outer, size, inner = _around_axis(x.shape, op.axis)
-    if add and dtype is c64:
-        dtypes, inner = (f32, f32), inner * 2
+    if add and dtype.is_complex:
+        dtypes, inner = (dtype.part, dtype.part), inner * 2
     elif add:
         dtypes = (dtype, updates.dtype)
     else:
@@ -245,8 +245,8 @@ def lower_cumsum(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, result = node.inputs[0], node.output
     outer, size, inner = _around_axis(x.shape, op.axis)
     source, target = x.dtype, result.dtype
-    if source is c64:  # real and imaginary parts are scanned side by side
-        source, target, inner = f32, f32, inner * 2
+    if source.is_complex:  # real and imaginary parts are scanned side by side
+        source, target, inner = source.part, target.part, inner * 2
     spec = CumSum(source, target, op.exclusive, op.reverse, columns=inner != 1)
     args = [Pointer(x), Pointer(result), outer, size, inner]
     cost = op.cost([x.shape], [result.shape])
