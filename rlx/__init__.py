@@ -70,6 +70,7 @@ _HOMES = {
     "rlx.numpy.jit": "JitFunction jit",
 }
 
+_ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # `import *` loads them all
 
@@ -77,6 +78,9 @@ __all__ = sorted(_HOME)  # `import *` loads them all
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return globals().setdefault(name, _version())
+    if name in _ROOMS:
+        with without_gc():
+            return import_module(f"rlx.{name}")
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
@@ -102,4 +106,4 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, "__version__"})
+    return sorted({*globals(), *_HOME, *_ROOMS, "__version__"})

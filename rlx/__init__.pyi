@@ -123,5 +123,6 @@ from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
 from rlx.numpy.jit import JitFunction as JitFunction, jit as jit
+from rlx import nn as nn, numpy as numpy, random as random
 
 __version__: str

@@ -20,7 +20,7 @@ def _unary(name: str, op: str, doc: str) -> Function:
         return getattr(g, op)(x)
 
     def function(x: Any, /) -> Array:
-        return apply(build, [as_array(x)])
+        return apply(build, [as_array(x)], elementwise=True)
 
     build.__name__ = function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
@@ -32,7 +32,7 @@ def _binary(name: str, op: str, doc: str) -> Function:
         return getattr(g, op)(a, b)
 
     def function(x1: Any, x2: Any, /) -> Array:
-        return apply(build, with_scalars(x1, x2))
+        return apply(build, with_scalars(x1, x2), elementwise=True)
 
     build.__name__ = function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
@@ -136,7 +136,7 @@ def _where(g: Graph, condition: Value, a: Value, b: Value) -> Any:
 def where(condition: Any, x1: Any, x2: Any, /) -> Array:
     """x1 where the condition holds, else x2."""
     a, b = with_scalars(x1, x2)
-    return apply(_where, [as_array(condition), a, b])
+    return apply(_where, [as_array(condition), a, b], elementwise=True)
 
 
 def _clip(g: Graph, x: Value, *bounds: Any) -> Any:
@@ -153,7 +153,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
     named = [("low", min), ("high", max)]
     which = tuple([kind for kind, bound in named if bound is not None])
     bounds = [with_scalars(x, bound)[1] for _, bound in named if bound is not None]
-    return apply(_clip, [x, *bounds], which) if which else x
+    return apply(_clip, [x, *bounds], which, elementwise=True) if which else x
 
 
 def _part(op: str) -> Function:
@@ -164,7 +164,7 @@ def _part(op: str) -> Function:
         x = as_array(x)
         if x.dtype is not c64:
             raise DTypeError(f"{op} is of complex arrays", got=x.dtype, expected="complex64")
-        return apply(build, [x])
+        return apply(build, [x], elementwise=True)
 
     build.__name__ = function.__name__ = op
     function.__doc__ = f"The {op} part."
@@ -182,7 +182,7 @@ def _conj(g: Graph, x: Value) -> Any:
 def conj(x: Any, /) -> Array:
     """The complex conjugate; real arrays are their own."""
     x = as_array(x)
-    return apply(_conj, [x]) if x.dtype is c64 else x
+    return apply(_conj, [x], elementwise=True) if x.dtype is c64 else x
 
 
 def _astype(g: Graph, x: Value, dtype: DType) -> Any:
@@ -192,7 +192,7 @@ def _astype(g: Graph, x: Value, dtype: DType) -> Any:
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: object = None) -> Array:
     """The elements in another type."""
     x, element = as_array(x), DType.of(dtype)
-    return x if x.dtype is element else apply(_astype, [x], element)
+    return x if x.dtype is element else apply(_astype, [x], element, elementwise=True)
 
 
 def result_type(*arrays_and_dtypes: Any) -> DType:

@@ -13,7 +13,7 @@ from rlx.ir.dtype import DType, bool_, i64, u64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.numpy.array import Array, Tracer
-from rlx.numpy.dispatch import apply, as_array
+from rlx.numpy.dispatch import apply, apply_reduction, as_array
 
 Axis = int | Sequence[int] | None
 
@@ -34,14 +34,21 @@ def _sum_type(x: Array, dtype: Any) -> DType:
     return u64 if x.dtype.kind == "uint" else i64 if x.dtype.kind in ("int", "bool") else x.dtype
 
 
-def _reduce(g: Graph, x: Value, op: str, axes: Any, keepdims: bool, dtype: DType | None) -> Any:
+def _reduce(g: Graph, x: Value, axes: Any, keepdims: bool, op: str, dtype: DType | None) -> Any:
     x = x if dtype is None else x.astype(dtype)
-    return getattr(g, op)(x, axes, keepdims) if axes else x
+    return getattr(g, op)(x, axes, keepdims)
+
+
+def _unreduced(g: Graph, x: Value, dtype: DType | None) -> Any:
+    return x if dtype is None else x.astype(dtype)
 
 
 def _reduced(x: Any, op: str, axis: Axis, keepdims: bool, dtype: DType | None = None) -> Array:
     x = as_array(x)
-    return apply(_reduce, [x], op, _axes(axis, x.ndim), keepdims, dtype)
+    axes = _axes(axis, x.ndim)
+    if not axes:
+        return apply(_unreduced, [x], dtype, elementwise=True)
+    return apply_reduction(_reduce, x, axes, keepdims, op, dtype)
 
 
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
@@ -100,8 +107,6 @@ def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Ar
 
 
 def _var(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> Any:
-    if not axes:
-        return x * 0.0
     centred = x - g.mean(x, axes, True)
     count: Any = 1
     for a in axes:
@@ -113,10 +118,18 @@ def _var(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> An
     return total / g.maximum(number.astype(x.shape.dtype) - correction, 0.0)
 
 
+def _no_spread(g: Graph, x: Value, correction: float) -> Any:
+    """The variance of one element."""
+    return (x - x) / builtins.max(1.0 - correction, 0.0)
+
+
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The variance along axes, over n − correction."""
     x = as_array(x)
-    return apply(_var, [x], _axes(axis, x.ndim), keepdims, float(correction))
+    axes = _axes(axis, x.ndim)
+    if not axes:
+        return apply(_no_spread, [x], float(correction), elementwise=True)
+    return apply_reduction(_var, x, axes, keepdims, float(correction))
 
 
 def _std(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> Any:
@@ -126,7 +139,10 @@ def _std(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> An
 def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The standard deviation along axes."""
     x = as_array(x)
-    return apply(_std, [x], _axes(axis, x.ndim), keepdims, float(correction))
+    axes = _axes(axis, x.ndim)
+    if not axes:
+        return apply(_no_spread, [x], float(correction), elementwise=True)
+    return apply_reduction(_std, x, axes, keepdims, float(correction))
 
 
 # -- along one axis ---------------------------------------------------------------------------
@@ -165,24 +181,27 @@ def _cumsum(g: Graph, x: Value, axis: int, dtype: DType, include_initial: bool) 
     return g.cumsum(x, axis)
 
 
-def _arg(g: Graph, x: Value, op: str, axis: int | None, keepdims: bool) -> Any:
-    rank = x.shape.rank
-    if axis is None:
-        found = getattr(g, op)(g.reshape(x, [-1]), 0, False)
-        found = g.reshape(found, [1] * rank) if keepdims else found
-    else:
-        found = getattr(g, op)(x, axis, keepdims)
-    return found.astype(i64)
+def _arg(g: Graph, x: Value, axes: tuple[int, ...], keepdims: bool, op: str) -> Any:
+    return getattr(g, op)(x, axes[0], keepdims).astype(i64)
+
+
+def _arg_reduced(x: Array, op: str, axis: int | None, keepdims: bool) -> Array:
+    from rlx.numpy.manipulation import reshape
+
+    if axis is not None:
+        return apply_reduction(_arg, x, _axes(axis, x.ndim), keepdims, op)
+    found = apply_reduction(_arg, reshape(x, -1), (0,), False, op)
+    return reshape(found, [1] * x.ndim) if keepdims else found
 
 
 def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the greatest element; the first of equal ones."""
-    return apply(_arg, [_nonempty(x, axis, "argmax")], "argmax", axis, keepdims)
+    return _arg_reduced(_nonempty(x, axis, "argmax"), "argmax", axis, keepdims)
 
 
 def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the least element; the first of equal ones."""
-    return apply(_arg, [_nonempty(x, axis, "argmin")], "argmin", axis, keepdims)
+    return _arg_reduced(_nonempty(x, axis, "argmin"), "argmin", axis, keepdims)
 
 
 def _order(x: Array, axis: int, descending: bool) -> np.ndarray[Any, Any]:

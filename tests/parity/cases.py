@@ -309,12 +309,33 @@ def reductions() -> Iterator[Case]:
                     kind, f"{t}-axis{axis}", {"x": Arg(("n", 65), t, -5, 5)},
                     lambda g, x, kind=kind, axis=axis: g.apply(kind, x, axis=axis), 16, "sum",
                 )  # fmt: skip
-    for t in ("f32", "f16", "i32", "f64"):
+    for t in ("f32", "f16", "i32", "f64", *COMPLEX):
         for options in ({}, {"exclusive": True}, {"reverse": True}, {"axis": 0}):
+            for name, low in (("cumsum", -2), ("cumprod", 0.7)):
+                yield Case(
+                    name, f"{t}-{'-'.join(options) or 'plain'}", {"x": Arg(("n", 33), t, low, 1.2)},
+                    lambda g, x, options=options, name=name: g.apply(name, x, **options),
+                    0 if t == "i32" else 16, "sum",
+                )  # fmt: skip
+    for t in (*FLOATS, *INTS, *FP8, "bool"):
+        for axis, descending in ((0, True), (0, False), (1, True), (1, False)):
+            for name in ("sort", "argsort"):
+                x = Arg(("n", 30), t, -9, 9, t in FLOATS)
+                yield Case(
+                    name, f"{t}-{axis}-{descending}", {"x": x},
+                    lambda g, x, name=name, axis=axis, descending=descending: g.apply(
+                        name, x, axis=axis, descending=descending
+                    ),
+                )  # fmt: skip
+    for t in ("f32", "f64", "i64", "u8", "bf16"):
+        for side in ("left", "right"):
+            table = {
+                "table": Arg((9,), t, data=lambda dims, rng: np.sort(rng.integers(0, 9, dims)))
+            }
+            table |= {"x": Arg(("n", 3), t, 0, 9, t in FLOATS)}
             yield Case(
-                "cumsum", f"{t}-{'-'.join(options) or 'plain'}", {"x": Arg(("n", 33), t)},
-                lambda g, x, options=options: g.cumsum(x, **options),
-                0 if t == "i32" else 16, "sum",
+                "searchsorted", f"{t}-{side}", table,
+                lambda g, table, x, side=side: g.searchsorted(table, x, side=side),
             )  # fmt: skip
     for t in ("f32", "f16", "i32"):
         for k, largest in ((1, True), (5, True), (5, False)):
@@ -760,6 +781,10 @@ def sampling() -> Iterator[Case]:
     yield Case(
         "sample", "settings", args, lambda g, x, rng, s: g.sample(x, rng, s), consts={"s": settings}
     )
+    counter = Arg(("n", 3), "u32", data=state)
+    words = {"c0": counter, "c1": counter, "c2": counter, "c3": counter}
+    key = {"k0": Arg((), "u32", data=state), "k1": Arg((), "u32", data=state)}
+    yield Case("philox", "u32", {**words, **key}, lambda g, *values: g.philox(*values))
 
 
 GROUPS = (
