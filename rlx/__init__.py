@@ -67,7 +67,8 @@ _HOMES = {
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
-    "rlx.numpy.jit": "JitFunction jit",
+    "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
+    "rlx.numpy.jit": "JitFunction debug jit",
 }
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
