@@ -67,7 +67,8 @@ _HOMES = {
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
-    "rlx.numpy.jit": "JitFunction jit",
+    "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
+    "rlx.numpy.jit": "JitFunction debug jit",
 }
 
 _ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`
