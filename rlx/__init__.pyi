@@ -1,6 +1,9 @@
 # Made by tests/public_names.py from the table in __init__.py.
 # ruff: noqa: I001
 from rlx.errors import (
+    ArrayCopyError as ArrayCopyError,
+    ArrayTypeError as ArrayTypeError,
+    ArrayValueError as ArrayValueError,
     AttributeValueError as AttributeValueError,
     BindingError as BindingError,
     BoolConversionError as BoolConversionError,
@@ -8,6 +11,7 @@ from rlx.errors import (
     DTypeError as DTypeError,
     EngineClosedError as EngineClosedError,
     FormatError as FormatError,
+    IndexingError as IndexingError,
     InputError as InputError,
     NameConflictError as NameConflictError,
     NumericsError as NumericsError,
@@ -129,6 +133,7 @@ from rlx.numpy.control_flow import (
     switch as switch,
     while_loop as while_loop,
 )
+from rlx.numpy.device import default_device as default_device
 from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
 from rlx import nn as nn, numpy as numpy, random as random
 
