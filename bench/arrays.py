@@ -139,9 +139,7 @@ def row_bars(chosen: list[str], peer: Peer, folder: Path, rounds: int, used: str
         best = min(seconds, key=lambda theirs: seconds[theirs])
         shown = ", ".join(f"{theirs} {s * 1e3:.3g}" for theirs, s in seconds.items())
         print(f"{name}: {ours * 1e3:.3g} ms; {shown}", flush=True)
-        bars.append(
-            Bar(f"{name}, {used}", ours * 1e3, "ms", best, seconds[best] * 1e3, 1.0, False)
-        )
+        bars.append(Bar(f"{name}, {used}", ours * 1e3, "ms", best, seconds[best] * 1e3, 1.0, False))
         gc.collect()
     ratio = statistics.geometric_mean([b.ratio for b in bars])
     bars.append(Bar(f"geometric_mean, {used}", ratio, "×", "the best of each", 1.0, 1.3))
@@ -156,9 +154,7 @@ def call_bar(peer: Peer, folder: Path, rounds: int, used: str) -> Bar:
     seconds = Row("tiny", peer, folder).measure(rounds, 1000)
     shown = ", ".join(f"{name} {s * 1e6:.3g}" for name, s in seconds.items())
     print(f"call of x * y + z on 16 numbers, µs: {shown}", flush=True)
-    return Bar(
-        f"call, {used}", seconds["rlx"] * 1e6, "µs", "jax", seconds["jax"] * 1e6, 1.0, False
-    )
+    return Bar(f"call, {used}", seconds["rlx"] * 1e6, "µs", "jax", seconds["jax"] * 1e6, 1.0, False)
 
 
 def eager_bar(rounds: int, used: str) -> Bar:

@@ -1,6 +1,6 @@
-"""The functions that `bench arrays` times, on any library that has NumPy's names, and their arguments.
+"""The functions that `bench arrays` times, for libraries with NumPy's names, and their arguments.
 
-Where libraries have better ways to say the same, their servers say so.
+Where a library has a better way to say the same, `array_server` says so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def attention(xp: Any, q: Any, k: Any, v: Any) -> Any:
 
 
 def nearest(xp: Any, points: Any, centroids: Any) -> Any:
-    """The centroid of least distance: |p − c|² = |p|² − 2 p·c + |c|², and |p|² is the same for all."""
+    """The nearest centroid: |p − c|² = |p|² − 2 p·c + |c|², and |p|² is the same for all."""
     distances = xp.sum(centroids * centroids, axis=1) - 2.0 * (points @ centroids.T)
     return xp.argmin(distances, axis=1)
 
