@@ -180,21 +180,33 @@ class Array:
 
 
 class Tracer(Array):
-    """An array inside a jitted function while it is traced: it has a shape but no elements."""
+    """An array inside a jitted function while it is traced: it has a shape but no elements.
 
-    __slots__ = ("trace", "value")
+    `own` is its value in the trace that made it, `home`; `trace` and `value` are those of the body
+    of a loop or branch that is traced now, where there is one.
+    """
+
+    __slots__ = ("home", "own")
 
     def __init__(self, trace: Trace, value: Value) -> None:
-        self.trace, self.value = trace, value
+        self.home, self.own = trace, value
         self._dtype = value.shape.dtype
 
     @property
+    def trace(self) -> Trace:
+        return self.home.innermost()
+
+    @property
+    def value(self) -> Value:
+        return self.home.innermost().enter(self.own, self.home)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return tuple([make_size(self.trace, d) for d in self.value.shape.dims])
+        return tuple([make_size(self.home, d) for d in self.own.shape.dims])
 
     @property
     def ndim(self) -> int:
-        return self.value.shape.rank
+        return self.own.shape.rank
 
     def _scalar(self, kind: str) -> NoReturn:
         raise BoolConversionError(
@@ -215,7 +227,7 @@ class Tracer(Array):
         self._scalar("__dlpack__")
 
     def __repr__(self) -> str:
-        return f"Tracer({self.value.shape})"
+        return f"Tracer({self.own.shape})"
 
     __str__ = __repr__
 

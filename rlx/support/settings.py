@@ -80,8 +80,17 @@ def debug_level() -> int:
     return int(text)
 
 
+class NanChecks:
+    """Whether the program asked for checks of every result, besides RLX_CHECK_NAN."""
+
+    wanted = False
+
+
+NAN_CHECKS = NanChecks()
+
+
 def check_nan() -> bool:
-    return setting("RLX_CHECK_NAN") not in ("", "0")
+    return NAN_CHECKS.wanted or setting("RLX_CHECK_NAN") not in ("", "0")
 
 
 def debug(level: int, *lines: object) -> None:
