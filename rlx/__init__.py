@@ -67,8 +67,9 @@ _HOMES = {
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
+    "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",
-    "rlx.numpy.jit": "JitFunction jit",
+    "rlx.numpy.jit": "JitFunction debug jit",
 }
 
 _ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`

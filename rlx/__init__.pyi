@@ -126,8 +126,16 @@ from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
+from rlx.numpy.control_flow import (
+    cond as cond,
+    fori_loop as fori_loop,
+    map as map,
+    scan as scan,
+    switch as switch,
+    while_loop as while_loop,
+)
 from rlx.numpy.device import default_device as default_device
-from rlx.numpy.jit import JitFunction as JitFunction, jit as jit
+from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
 from rlx import nn as nn, numpy as numpy, random as random
 
 __version__: str

@@ -187,7 +187,10 @@ class JitFunction(Generic[P, R]):
                 call.require_untraced()
             leaves, structure = flatten(result)
             graph, found = finish(trace, leaves, structure)
-        served = Served(tuple([name for name, _ in pairs]), tuple(shapes), tuple(trace.guards))
+        served = Served(
+            tuple([name for name, _ in pairs]), tuple(shapes), tuple(trace.guards),
+            tuple(trace.quotients.items()),
+        )  # fmt: skip
         compiled = None if graph is None else self._session.compile(graph)
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
