@@ -17,6 +17,7 @@ from math import e, inf, nan, pi
 from rlx.ir.dtype import bf16 as bfloat16
 from rlx.ir.dtype import bool_ as bool
 from rlx.ir.dtype import c64 as complex64
+from rlx.ir.dtype import c128 as complex128
 from rlx.ir.dtype import f16 as float16
 from rlx.ir.dtype import f32 as float32
 from rlx.ir.dtype import f64 as float64
@@ -220,6 +221,7 @@ __all__ = [
     "ceil",
     "clip",
     "complex64",
+    "complex128",
     "concat",
     "conj",
     "copysign",

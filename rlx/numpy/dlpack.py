@@ -45,8 +45,8 @@ def export(
 ) -> object:  # fmt: skip
     """A capsule of `data`, whose elements must not be written to.
 
-    Capsules since version 1.0 say so. A consumer that does not know them gets a copy, unless it asks
-    for none.
+    Capsules since version 1.0 say so. A consumer that does not know them gets a copy, unless it
+    asks for none.
     """
     if stream is not None:
         raise InputError("a stream for host memory", where="__dlpack__", got=stream, expected=None)
