@@ -30,7 +30,7 @@ from rlx.ir.dtype import u16 as uint16
 from rlx.ir.dtype import u32 as uint32
 from rlx.ir.dtype import u64 as uint64
 from rlx.numpy import operators as _operators
-from rlx.numpy.array import Array
+from rlx.numpy.array import Array, item_assignment
 from rlx.numpy.creation import (
     arange,
     array,
@@ -269,6 +269,7 @@ __all__ = [
     "isfinite",
     "isinf",
     "isnan",
+    "item_assignment",
     "less",
     "less_equal",
     "linspace",

@@ -8,6 +8,8 @@ being recorded. Both have the same operators and methods; the functions behind t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +31,24 @@ if TYPE_CHECKING:
     from rlx.numpy.updates import Updates
 
 Scalar = bool | int | float | complex
+_assignment: ContextVar[bool] = ContextVar("item_assignment", default=False)
+
+
+@contextmanager
+def item_assignment() -> Iterator[None]:
+    """In this context `x[index] = value` is allowed: for code that was written for arrays that
+    change, such as scikit-learn's.
+
+    The array `x` takes `x.at[index].set(value)` in place of its elements. Arrays that shared memory
+    with it, such as views, keep theirs; so do jitted functions that captured it.
+    """
+    token = _assignment.set(True)
+    try:
+        yield
+    finally:
+        _assignment.reset(token)
+
+
 _VERSIONS = ("2022.12", "2023.12", "2024.12", "2025.12")
 
 
@@ -224,11 +244,21 @@ class Array(operators.Operators):
     def __getitem__(self, key: Index, /) -> Array:
         return _indexing().get_item(self, key)  # type: ignore[no-any-return]
 
-    def __setitem__(self, key: object, value: object, /) -> NoReturn:
-        raise ArrayTypeError(
-            "an array does not change", where="index", got=repr(key),
-            hint="x = x.at[index].set(value) gives a new one",
-        )  # fmt: skip
+    def __setitem__(self, key: Index, value: ArrayLike, /) -> None:
+        if not _assignment.get():
+            raise ArrayTypeError(
+                "an array does not change", where="index", got=f"x[{key!r:.60}] = …",
+                hint="x = x.at[index].set(value) gives a new one; for code written for arrays that "
+                "change, there is `with rlx.numpy.item_assignment():`",
+            )  # fmt: skip
+        self._become(self.at[key].set(value))
+
+    def _become(self, other: Array) -> None:
+        self.data = other.data
+
+    def alias(self) -> Array:
+        """The same elements as an array of its own."""
+        return Array(self.data)
 
     @property
     def at(self) -> Updates:
@@ -253,10 +283,10 @@ class Array(operators.Operators):
     # -- copies and text ----------------------------------------------------------------------
 
     def __copy__(self) -> Array:
-        return self
+        return self.alias()
 
     def __deepcopy__(self, memo: object) -> Array:
-        return self
+        return self.alias()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Array, (np.ascontiguousarray(self.data).reshape(self.data.shape),))
@@ -307,6 +337,13 @@ class Tracer(Array):
     @property
     def ndim(self) -> int:
         return self.own.shape.rank
+
+    def _become(self, other: Array) -> None:
+        assert isinstance(other, Tracer)
+        self.home, self.own = other.home, other.own
+
+    def alias(self) -> Array:
+        return Tracer(self.home, self.own)
 
     def _scalar(self, kind: str) -> NoReturn:
         raise BoolConversionError(
