@@ -61,6 +61,7 @@ def _expm1(g: Graph, a: Value, b: Value) -> Parts:
     re, im = _exp(g, a, b)
     sine = g.sin(b * 0.5)
     near = g.expm1(a) * g.cos(b) - sine * sine * 2.0
+    near = g.where(g.eq(near, 0.0), g.abs(near), near)  # +0 of −0, as the array API asks
     return g.where(g.lt(g.abs(a), 700.0), near, re - 1.0), im
 
 
@@ -123,7 +124,7 @@ def _sign(g: Graph, a: Value, b: Value) -> Parts:
     x, y = scaled(a), scaled(b)
     size = g.where(_both_infinite(g, a, b), _number(g, math.nan), g.sqrt(x * x + y * y))
     zero = g.eq(most, 0.0)
-    return g.where(zero, a, x / size), g.where(zero, b, y / size)
+    return g.where(zero, most, x / size), g.where(zero, most, y / size)
 
 
 def _both_infinite(g: Graph, a: Value, b: Value) -> Value:
