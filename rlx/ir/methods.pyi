@@ -187,7 +187,7 @@ class OpMethods:
         reverse: bool = False,
         **result: Unpack[Result],
     ) -> Value:
-        """Each element replaced by the product up to it; with `exclusive` and `reverse` as in
+        """Each element replaced by the product up to it; `exclusive` and `reverse` as in
         cumsum [rlx.ir.ops.reduce.CumProd]"""
     def cumsum(
         self,
@@ -1380,7 +1380,7 @@ class ValueMethods:
         reverse: bool = False,
         **result: Unpack[Result],
     ) -> Value:
-        """Each element replaced by the product up to it; with `exclusive` and `reverse` as in
+        """Each element replaced by the product up to it; `exclusive` and `reverse` as in
         cumsum [rlx.ir.ops.reduce.CumProd]"""
     def cumsum(
         self,
