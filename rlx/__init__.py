@@ -17,10 +17,10 @@ from rlx.support.gc_pause import without_gc
 # every public name and its module; `python tests/public_names.py` writes __init__.pyi from it
 _HOMES = {
     "rlx.errors": (
-        "AttributeValueError BindingError BoolConversionError CodegenError DTypeError "
-        "EngineClosedError FormatError InputError NameConflictError NumericsError OptionError "
-        "OutOfMemoryError ParseError QueueFullError RlxError ShapeError StageError "
-        "UnsupportedError VerifyError"
+        "ArrayCopyError ArrayTypeError ArrayValueError AttributeValueError BindingError "
+        "BoolConversionError CodegenError DTypeError EngineClosedError FormatError IndexingError "
+        "InputError NameConflictError NumericsError OptionError OutOfMemoryError ParseError "
+        "QueueFullError RlxError ShapeError StageError UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo bind_graph",
@@ -67,7 +67,9 @@ _HOMES = {
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
-    "rlx.numpy.jit": "JitFunction jit",
+    "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
+    "rlx.numpy.device": "default_device",
+    "rlx.numpy.jit": "JitFunction debug jit",
 }
 
 _ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`

@@ -64,7 +64,7 @@ class Form(NamedTuple):
 
 
 def broadcast_shape(datas: Sequence[Data]) -> tuple[int, ...]:
-    shape = datas[0].shape
+    shape: tuple[int, ...] = datas[0].shape
     if all(d.shape == shape for d in datas):
         return shape
     try:
