@@ -58,7 +58,7 @@ def astype(
     require_host(device)
     array, element = as_array(x), dtype_of(dtype)
     if array.dtype is element:
-        return array
+        return array.alias() if copy else array
     if array.dtype.kind == "complex" and element.kind not in ("complex", "bool"):
         raise ArrayTypeError(
             "complex numbers in a real type", where="astype", got=f"{array.dtype} to {element}",

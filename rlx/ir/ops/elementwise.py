@@ -319,7 +319,8 @@ def _sign_formula(g: Graph, x: Value) -> Any:
     zero, one = g.constant(0, element), g.constant(1, element)
     if element.kind == "uint":
         return g.where(g.gt(x, zero), one, zero)
-    below = g.where(g.lt(x, zero), g.constant(-1, element), x)  # 0 and NaN stay
+    rest = g.abs(x) if element.is_float else x  # 0, also of −0, or NaN
+    below = g.where(g.lt(x, zero), g.constant(-1, element), rest)
     return g.where(g.gt(x, zero), one, below)
 
 
