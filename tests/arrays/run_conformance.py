@@ -1,7 +1,7 @@
 """Run the array API standard's test suite on `rlx.numpy` and on `array_api_strict`, and compare.
 
     python tests/arrays/run_conformance.py PATH/TO/array-api-tests --max-examples 50
-    python tests/arrays/run_conformance.py PATH/TO/array-api-tests --device reference --max-examples 5
+    python tests/arrays/run_conformance.py PATH/TO/array-api-tests --device reference
 
 The suite is https://github.com/data-apis/array-api-tests; its requirements and `array-api-strict`
 must be installed. Prints how many tests pass, and exits with 1 if one fails that passes with
