@@ -54,7 +54,7 @@ class JitFunction(Generic[P, R]):
         device: str = "cpu",
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
-        self._function, self._session = function, Session(device)
+        self._function, self._session = function, Session(device).preload()
         self._name = _name_of(function)
         self._parameters = _parameters(function)
         for given, what in ((static, "static"), (fixed, "fixed")):

@@ -70,6 +70,9 @@ class CpuBackend(Backend):
 
     # -- compilation ------------------------------------------------------------------------------
 
+    def preload(self) -> None:
+        _ = self._compiler
+
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
 
