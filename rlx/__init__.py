@@ -68,6 +68,7 @@ _HOMES = {
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
+    "rlx.numpy.function_file": "load_function",
     "rlx.numpy.jit": "JitFunction debug jit",
 }
 

@@ -129,6 +129,7 @@ from rlx.numpy.control_flow import (
     switch as switch,
     while_loop as while_loop,
 )
+from rlx.numpy.function_file import load_function as load_function
 from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
 
 __version__: str
