@@ -28,6 +28,7 @@ class Parameters:
     function: str
     names: tuple[str, ...]
     static: frozenset[str]
+    donated: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.positions = {i: n for i, n in enumerate(self.names) if n in self.static}

@@ -82,8 +82,9 @@ def _artifact(compiled: CompiledGraph, shapes: Shapes) -> Any:
     binding = template.options.binding
     for symbol, size in bound.items():
         binding = binding.with_size(symbol, size)
-    fixed = template.with_options(replace(template.options, binding=binding))
-    return Specialized(fixed, template.plan(bound)).artifact()
+    plain = replace(template, donated={})  # what is saved changes no argument
+    fixed = plain.with_options(replace(template.options, binding=binding))
+    return Specialized(fixed, plain.plan(bound)).artifact()
 
 
 def _shapes(arrays: Iterable[Data]) -> Shapes:
@@ -109,8 +110,9 @@ def _row(
     captured = tuple([kept(a) for a in traced.captured])
     leaves = tuple([_leaf_row(leaf, kept, traced.name) for leaf in result.leaves])
     guards = tuple([tuple(g) for g in served.guards])
+    statics = tuple([_static_row(n, value, traced.name) for n, value in static])
     return (
-        _structure_row(structure), tuple([_static_row(n, value, traced.name) for n, value in static]),
+        _structure_row(structure), statics,
         tuple([DType.of(t) for t in types]), served.names, served.shapes, guards,
         served.quotients, leaves, _structure_row(result.structure), captured, names,
         traced.compiled is not None, traced.reason,

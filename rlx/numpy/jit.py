@@ -28,6 +28,7 @@ from rlx.ir.dim import Dim, sym
 from rlx.ir.module import GraphModule
 from rlx.ir.shape import Shape
 from rlx.numpy import debug as debug
+from rlx.numpy import donation
 from rlx.numpy.arguments import (
     Arguments,
     Data,
@@ -36,7 +37,7 @@ from rlx.numpy.arguments import (
     parameter_names,
 )
 from rlx.numpy.array import Array, Tracer
-from rlx.numpy.compiled_trace import CompiledTrace, Served, Variant, finish
+from rlx.numpy.compiled_trace import CompiledTrace, Output, Served, Variant, finish
 from rlx.numpy.trace import Trace
 from rlx.numpy.tree import flatten, is_tree
 from rlx.runtime.compiled import CompiledGraph
@@ -58,23 +59,24 @@ class JitFunction(Generic[P, R]):
 
     def __init__(
         self, function: Callable[P, R], static: Sequence[str] = (), fixed: Sequence[str] = (),
-        device: str = "cpu",
+        donate: Sequence[str] = (), device: str = "cpu",
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self._function, self._session = function, Session(device).preload()
         self._name, names = name_of(function), parameter_names(function)
-        for given, what in ((static, "static"), (fixed, "fixed")):
+        for given, what in ((static, "static"), (fixed, "fixed"), (donate, "donated")):
             for name in given:
-                if name not in names:
+                if name not in names or (given is donate and name in static):
                     raise OptionError(
                         f"no such argument to be {what}", where=self._name, got=name,
                         expected=", ".join(names),
                     )  # fmt: skip
-        self._parameters = Parameters(self._name, names, frozenset(static))
-        self._fixed = frozenset(fixed)
+        self._parameters = Parameters(self._name, names, frozenset(static), frozenset(donate))
+        self._fixed, self._is_plain = frozenset(fixed), not (static or donate)
         # by the shapes and types of arrays that are given by position: the shortest way
         self._quick: dict[Any, Callable[[Sequence[Data]], R]] = {}
         self._exact: dict[Any, CompiledTrace] = {}
+        self._donated: dict[Any, list[bool]] = {}  # by the structure of arguments, for each leaf
         self._traces: dict[Any, list[CompiledTrace]] = {}
 
     def __repr__(self) -> str:
@@ -90,7 +92,7 @@ class JitFunction(Generic[P, R]):
         return self if instance is None else BoundFunction(self, instance)
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
-        if not named:
+        if self._is_plain and not named:
             datas = []
             for x in args:
                 if type(x) is not Array:
@@ -107,11 +109,28 @@ class JitFunction(Generic[P, R]):
         if call.traced:
             return self._inline(call)
         run = self._find(call).bind(call.shapes)
-        if not named and not self._parameters.static and all(type(x) is Array for x in args):
+        if self._parameters.donated:
+            return self._run_donated(call, run)
+        if self._is_plain and not named and all(type(x) is Array for x in args):
             if len(self._quick) >= _LIMIT:
                 self._quick.clear()
             self._quick[tuple([(d.shape, d.dtype) for d in call.datas])] = run
         return run(call.datas)  # type: ignore[no-any-return]
+
+    def _run_donated(self, call: Arguments, run: Callable[[Sequence[Data]], R]) -> R:
+        """Run with donated arguments, which nobody can use any more."""
+        flags = self._donated.get(call.structure)
+        if flags is None:
+            names = [argument for argument, _ in call.names()]
+            flags = [name in self._parameters.donated for name in names]
+            self._donated[call.structure] = flags
+        donation.take(call.leaves, call.datas, flags)
+        try:
+            return run(call.datas)
+        finally:
+            for leaf, is_donated in zip(call.leaves, flags, strict=True):
+                if is_donated:
+                    donation.give_up(leaf)
 
     def _inline(self, call: Arguments) -> R:
         """Called while another function is traced: the body becomes part of that trace."""
@@ -196,7 +215,12 @@ class JitFunction(Generic[P, R]):
             tuple([name for name, _ in pairs]), tuple(shapes), tuple(trace.guards),
             tuple(trace.quotients.items()),
         )  # fmt: skip
-        compiled = None if graph is None else self._session.compile(graph)
+        compiled = None
+        if graph is not None:
+            given = [name for argument, name in names if argument in self._parameters.donated]
+            count = len([x for x in found.leaves if type(x) is Output])
+            donated = donation.pairs(graph, given, count) if given else None
+            compiled = self._session.compile(graph, donated=donated)
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
 
@@ -299,27 +323,30 @@ class BoundFunction(Generic[Q, R]):
 @overload
 def jit(
     function: Callable[P, R], *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    device: str = "cpu",
+    donate: str | Sequence[str] = (), device: str = "cpu",
 ) -> JitFunction[P, R]: ...  # fmt: skip
 @overload
 def jit(
     function: None = None, *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    device: str = "cpu",
+    donate: str | Sequence[str] = (), device: str = "cpu",
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...  # fmt: skip
 def jit(
     function: Callable[..., Any] | None = None, *, static: str | Sequence[str] = (),
-    fixed: str | Sequence[str] = (), device: str = "cpu",
+    fixed: str | Sequence[str] = (), donate: str | Sequence[str] = (), device: str = "cpu",
 ) -> Any:  # fmt: skip
     """Compile a function on arrays: `@rlx.jit`, or `rlx.jit(f, static=["mode"])`.
 
     Arguments and results are trees of arrays. Arguments named in `static` are passed by value, and
     each value has a trace of its own. Sizes are symbolic: a new shape costs milliseconds. The sizes
-    of arguments named in `fixed` are constants instead, and every new one is traced anew.
+    of arguments named in `fixed` are constants instead, and every new one is traced anew. Arrays of
+    arguments named in `donate` cannot be used after a call: results of their type and shape take
+    their memory, and are computed in place where that is safe.
     """
     statics = [static] if isinstance(static, str) else list(static)
     fixes = [fixed] if isinstance(fixed, str) else list(fixed)
+    gifts = [donate] if isinstance(donate, str) else list(donate)
     if function is None:
-        return lambda f: jit(f, static=statics, fixed=fixes, device=device)
+        return lambda f: jit(f, static=statics, fixed=fixes, donate=gifts, device=device)
     if not callable(function):
         raise OptionError("not a function", where="rlx.jit", got=repr(function))
-    return JitFunction(function, statics, fixes, device)
+    return JitFunction(function, statics, fixes, gifts, device)
