@@ -182,14 +182,15 @@ class CompiledGraph(Unpicklable):
             entry = self._variants.dispatch_cache.get(key)
             if entry is None:
                 entry = self._variants.dispatch(shapes, sizes, key)
-            executable, dims, output_types, order = entry
+            executable, dims, output_types, order, donated = entry
             self._current = (executable, dims)
             self._attach(executable)
             given = [arrays[i] for i in order]
             self._phase_runs = None
             if not self._on_host:
                 return self._run_copied(executable, given, dims)
-            results = tuple([np.empty(shape, element) for shape, element in output_types])
+            kinds = enumerate(output_types)
+            results = tuple([given[donated[i]] if i in donated else np.empty(*k) for i, k in kinds])
             given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
             if self._instrumented or NAN_CHECKS.wanted:
                 self._run_instrumented(executable, given, outputs, dims)
@@ -207,11 +208,11 @@ class CompiledGraph(Unpicklable):
             entry = self._variants.dispatch_cache.get(shapes)
             if entry is None:
                 entry = self._variants.dispatch(shapes, None, shapes)
-            executable, dims, output_types, order = entry
+            executable, dims, output_types, order, donated = entry
             self._attach(executable)
             run = None if dims or self._signature.states else executable.caller(order)
             stale = self._instrumented or not self._on_host or bool(self._signature.params)
-        if run is None or stale:
+        if run is None or stale or donated:
             return self.run_in_order
         lock, current, empty = self._lock, (executable, dims), np.empty
 

@@ -72,6 +72,13 @@ class CpuBackend(Backend):
 
     # -- compilation ------------------------------------------------------------------------------
 
+    def preload(self) -> None:
+        _ = self._compiler
+
+    @property
+    def updates_in_place(self) -> bool:
+        return True
+
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
 
