@@ -5,6 +5,7 @@ from rlx.errors import (
     ArrayTypeError as ArrayTypeError,
     ArrayValueError as ArrayValueError,
     AttributeValueError as AttributeValueError,
+    AxisError as AxisError,
     BindingError as BindingError,
     BoolConversionError as BoolConversionError,
     CodegenError as CodegenError,

@@ -17,6 +17,7 @@ from math import e, inf, nan, pi
 from rlx.ir.dtype import bf16 as bfloat16
 from rlx.ir.dtype import bool_ as bool
 from rlx.ir.dtype import c64 as complex64
+from rlx.ir.dtype import c128 as complex128
 from rlx.ir.dtype import f16 as float16
 from rlx.ir.dtype import f32 as float32
 from rlx.ir.dtype import f64 as float64
@@ -29,7 +30,7 @@ from rlx.ir.dtype import u16 as uint16
 from rlx.ir.dtype import u32 as uint32
 from rlx.ir.dtype import u64 as uint64
 from rlx.numpy import operators as _operators
-from rlx.numpy.array import Array
+from rlx.numpy.array import Array, item_assignment
 from rlx.numpy.creation import (
     arange,
     array,
@@ -220,6 +221,7 @@ __all__ = [
     "ceil",
     "clip",
     "complex64",
+    "complex128",
     "concat",
     "conj",
     "copysign",
@@ -267,6 +269,7 @@ __all__ = [
     "isfinite",
     "isinf",
     "isnan",
+    "item_assignment",
     "less",
     "less_equal",
     "linspace",
