@@ -82,6 +82,9 @@ class CpuBackend(Backend):
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
 
+    def runs_on_host(self, node: Node) -> bool:
+        return self._compiler.runs_on_host(node)
+
     def rewrite_template(self, graph: Graph) -> Graph:
         return self._compiler.rewrite_template(graph)
 
