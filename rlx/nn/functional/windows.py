@@ -12,10 +12,13 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.nn.functional.operands import (
     ArrayLike,
+    Sizes,
     call,
+    fixed,
     per_axis,
     require_option,
     require_rank,
+    sizes_of,
 )
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
@@ -239,7 +242,8 @@ def pad(x: ArrayLike, padding: Sequence[int], mode: str = "constant", value: flo
     return call(_pad, [made], tuple(low), tuple(high), float(value), chosen)
 
 
-def _shuffle(g: Graph, x: Value, factor: int, up: bool) -> Any:
+def _shuffle(g: Graph, x: Value, factor: int, up: bool, sizes: Sizes) -> Any:
+    x = fixed(g, x, sizes)
     batch, channels, height, width = x.shape.dims
     if up:
         out = channels // (factor * factor)
@@ -255,10 +259,10 @@ def _shuffle(g: Graph, x: Value, factor: int, up: bool) -> Any:
 def pixel_shuffle(x: ArrayLike, upscale_factor: int) -> Array:
     """[B, C·r², h, w] as [B, C, h·r, w·r]."""
     made = require_rank(x, (4,), "pixel_shuffle", "[batch, channels, height, width]")
-    return call(_shuffle, [made], int(upscale_factor), True)
+    return call(_shuffle, [made], int(upscale_factor), True, sizes_of(made, 1))
 
 
 def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Array:
     """[B, C, h·r, w·r] as [B, C·r², h, w]."""
     made = require_rank(x, (4,), "pixel_unshuffle", "[batch, channels, height, width]")
-    return call(_shuffle, [made], int(downscale_factor), False)
+    return call(_shuffle, [made], int(downscale_factor), False, sizes_of(made, 2, 3))
