@@ -26,7 +26,7 @@ _HOMES = {
     "rlx.ir.binding": "DimBinding UpTo bind_graph",
     "rlx.ir.dim": "Dim sym",
     "rlx.ir.dtype": (
-        "DType bf16 bool_ c64 f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 promote u16 u32 u64 u8"
+        "DType bf16 bool_ c128 c64 f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 promote u16 u32 u64 u8"
     ),
     "rlx.ir.graph": "Graph",
     "rlx.ir.hir": "Block FusionPolicy HirModule block",

@@ -32,6 +32,7 @@ from rlx.ir.dtype import (
     DType as DType,
     bf16 as bf16,
     bool_ as bool_,
+    c128 as c128,
     c64 as c64,
     f16 as f16,
     f32 as f32,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ArrayTypeError, ArrayValueError, DTypeError, InputError, OptionError
+from rlx.errors import ArrayTypeError, ArrayValueError, InputError, OptionError
 from rlx.ir.binding import DimBinding, UpTo
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import DType, bool_, c64, f32, i64, promote
@@ -90,8 +90,6 @@ def _size_value(x: Size, element: DType) -> Array:
 
 
 def supported(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if data.dtype == np.complex128:
-        raise DTypeError("no such element type", got="complex128", expected="complex64 at most")
     if not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))
     try:
