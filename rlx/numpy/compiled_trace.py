@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.ir.dim import evaluate
+from rlx.ir.dim import Dim, evaluate
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 from rlx.numpy import debug
@@ -56,6 +56,7 @@ class Served(NamedTuple):
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
     guards: tuple[Guard, ...]
+    quotients: tuple[tuple[str, Dim], ...] = ()  # other symbols of the graph, by those of shapes
 
     def sizes(self, shapes: Shapes) -> dict[str, int] | None:
         """The size of each symbol; None where the shapes do not fit. Sizes 0 and 1 have traces of
@@ -70,6 +71,8 @@ class Served(NamedTuple):
                     return None
                 else:
                     sizes[str(dim)] = n
+        for symbol, dim in self.quotients:
+            sizes[symbol] = evaluate(dim, sizes)
         return sizes
 
     def holds(self, shapes: Shapes) -> bool:

@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, InputError
+from rlx.errors import ArrayTypeError, ArrayValueError, InputError, OptionError
 from rlx.ir.binding import DimBinding, UpTo
 from rlx.ir.dim import Dim, sym
-from rlx.ir.dtype import DType, bool_, c64, f32, i64
+from rlx.ir.dtype import DType, bool_, c64, f32, i64, promote
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.ir.shape import Shape
-from rlx.numpy import canonical
+from rlx.numpy import canonical, dlpack
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.canonical import Data, Form, View, broadcast_shape
+from rlx.numpy.device import current_device
+from rlx.numpy.trace import Size
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
 from rlx.specialize.options import CompileOptions
@@ -37,23 +39,65 @@ def as_array(x: Any) -> Array:
     if isinstance(x, Array):
         return x
     if isinstance(x, np.ndarray):
-        return Array(_supported(x))
+        return Array(supported(x))
+    if isinstance(x, np.generic):  # np.float64 is a Python float too
+        return Array(supported(np.asarray(x)))
     if isinstance(x, (bool, int, float, complex)):
-        return Array(np.asarray(x, scalar_type(x).numpy))
+        return _scalar(x, scalar_type(x))
+    if isinstance(x, Size):
+        return _size_value(x, i64)
+    if isinstance(x, (list, tuple)):
+        return _from_sequence(x)
     if hasattr(x, "__dlpack__"):
-        return Array(_supported(np.from_dlpack(x)))
-    found = np.asarray(x)
-    if found.dtype == np.float64 and not isinstance(x, np.generic):
-        found = found.astype(np.float32)  # a list of Python floats
-    return Array(_supported(found))
+        return Array(supported(dlpack.take(x, None)))
+    try:
+        return Array(supported(np.asarray(memoryview(x) if isinstance(x, bytes) else x)))
+    except (ValueError, TypeError) as error:
+        raise ArrayTypeError("not an array", got=f"{x!r:.60} ({type(x).__name__})") from error
 
 
-def _supported(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if data.dtype == np.complex128:
-        raise DTypeError("no such element type", got="complex128", expected="complex64 at most")
+def _from_sequence(items: Sequence[Any]) -> Array:
+    """Nested lists: of Python numbers in their default type, of arrays as they promote."""
+    if has_arrays(items):
+        from rlx.numpy.manipulation import stack
+
+        return stack(with_scalars(*[x if not isinstance(x, (list, tuple)) else as_array(x)
+                                    for x in items]))  # fmt: skip
+    try:
+        found = np.asarray(items)
+    except (ValueError, OverflowError) as error:
+        raise ArrayValueError("not an array of numbers", got=f"{items!r:.60}") from error
+    narrow = {np.dtype(np.float64): f32, np.dtype(np.complex128): c64}.get(found.dtype)
+    if narrow is not None:
+        found = np.asarray(items, narrow.numpy)
+    return Array(supported(found))
+
+
+def has_arrays(items: Sequence[Any]) -> bool:
+    """Whether nested lists hold arrays, not Python numbers alone."""
+    for x in items:
+        if isinstance(x, (Array, np.ndarray, np.generic, Size)):
+            return True
+        if isinstance(x, (list, tuple)) and has_arrays(x):
+            return True
+    return False
+
+
+def _size_value(x: Size, element: DType) -> Array:
+    """A symbolic size as an element of an array."""
+    x.trace.require_open()
+    return Tracer(x.trace, x.trace.graph.dim_value(x.dim, element))
+
+
+def supported(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))
-    DType.of(data.dtype)
+    try:
+        DType.of(data.dtype)
+    except OptionError as error:
+        raise ArrayTypeError(
+            "no element type of arrays", got=data.dtype, expected="numbers or bools"
+        ) from error
     return data
 
 
@@ -75,7 +119,7 @@ def with_scalars(*operands: Any) -> list[Array]:
     first = as_array(arrays[0]).dtype
     made = []
     for x in operands:
-        if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+        if isinstance(x, (bool, int, float, complex, Size)) and not isinstance(x, np.generic):
             made.append(_scalar(x, first))
         else:
             made.append(as_array(x))
@@ -86,15 +130,17 @@ _RANKS = ("bool", "uint", "int", "float", "complex")
 
 
 def _scalar(x: Any, beside: DType) -> Array:
+    if isinstance(x, Size):
+        return _size_value(x, i64 if beside.kind in ("bool", "complex") else beside)
     own = scalar_type(x)
     holds = own is bool_ or _RANKS.index(beside.kind) >= _RANKS.index(
         "uint" if own is i64 else own.kind
     )
-    element = beside if holds else own
+    element = beside if holds else promote(beside, own)
     try:
         return Array(np.asarray(x, element.numpy))
     except OverflowError as error:
-        raise InputError(
+        raise ArrayValueError(
             "a number out of range", got=x, expected=f"a value of {element}"
         ) from error
 
@@ -167,7 +213,7 @@ def apply_many(
         if isinstance(x, Tracer):
             return _traced(x, build, operands, options)
         datas.append(x.data)
-    key: list[Any] = [build, options, default_device()]
+    key: list[Any] = [build, options, current_device()]
     for d in datas:
         key += (d.shape, d.strides, d.dtype)
     exact = tuple(key)
@@ -187,17 +233,12 @@ def apply_reduction(
     if isinstance(x, Tracer):
         return _traced(x, build, [x], (axes, keepdims, *options))[0]
     d = x.data
-    exact = (build, axes, keepdims, options, default_device(), d.shape, d.strides, d.dtype)
+    exact = (build, axes, keepdims, options, current_device(), d.shape, d.strides, d.dtype)
     found = _calls.get(exact)
     if found is None:
         made = _reduction_call(build, d, axes, keepdims, options)
         found = _remember(_calls, exact, made)
     return found([d])[0]
-
-
-def default_device() -> str:
-    """The device that arrays outside `rlx.jit` are computed on."""
-    return "cpu"
 
 
 def _remember(cache: dict[Any, Any], key: Any, value: Any) -> Any:
@@ -242,7 +283,7 @@ def _compile_form(build: Build, datas: list[Data], form: Form, options: Any) -> 
         here = zip(operand.sizes, memory, strict=True)
         shapes.append(Shape([1 if n == 1 != form.sizes[i] else dims[i] for n, i in here], d.dtype))
         orders.append(operand.axes)
-    key = (build, options, tuple(shapes), tuple(orders), bounds, default_device())
+    key = (build, options, tuple(shapes), tuple(orders), bounds, current_device())
     found: CompiledGraph | None = _compiled.get(key)
     if found is None:
         pairs = zip(dims, bounds, strict=True)
@@ -251,7 +292,7 @@ def _compile_form(build: Build, datas: list[Data], form: Form, options: Any) -> 
             graph = _graph(build, shapes, options, orders)
             threads = 1 if max(bounds) == canonical.SMALL else None  # a barrier would cost more
             chosen = CompileOptions(binding=binding, threads=threads)
-            made = Session(default_device()).compile(graph, chosen)
+            made = Session(current_device()).compile(graph, chosen)
         found = _remember(_compiled, key, made)
     return found
 
@@ -267,11 +308,11 @@ def _plain_call(build: Build, datas: list[Data], options: Any) -> EagerCall:
                 symbols[n] = sym(f"n{len(symbols)}")
             dims.append(n if n < 2 else symbols[n])
         shapes.append(Shape(dims, d.dtype))
-    key = (build, options, tuple(shapes), default_device())
+    key = (build, options, tuple(shapes), current_device())
     found: CompiledGraph | None = _compiled.get(key)
     if found is None:
         with _lock:
-            made = Session(default_device()).compile(_graph(build, shapes, options))
+            made = Session(current_device()).compile(_graph(build, shapes, options))
         found = _remember(_compiled, key, made)
     return EagerCall(found, datas)
 
@@ -290,8 +331,8 @@ def _graph(
     return graph
 
 
-def value_of(x: Array, tracer: Tracer) -> Value:
-    """The value of an operand in the graph of a trace."""
+def value_of(x: Array, tracer: Tracer | Size) -> Value:
+    """The value of an operand in the graph of a trace: that of `tracer`."""
     if not isinstance(x, Tracer):
         data = x.data
         if data.ndim == 0:

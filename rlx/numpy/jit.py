@@ -30,6 +30,7 @@ from rlx.ir.shape import Shape
 from rlx.numpy import debug as debug
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.compiled_trace import CompiledTrace, Data, Served, Shapes, Variant, finish
+from rlx.numpy.device import current_device
 from rlx.numpy.dispatch import as_array
 from rlx.numpy.trace import Trace
 from rlx.numpy.tree import flatten, is_tree, leaf_names, unflatten
@@ -51,10 +52,10 @@ class JitFunction(Generic[P, R]):
 
     def __init__(
         self, function: Callable[P, R], static: Sequence[str] = (), fixed: Sequence[str] = (),
-        device: str = "cpu",
+        device: str | None = None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
-        self._function, self._session = function, Session(device)
+        self._function, self._session = function, Session(device or current_device())
         self._name = _name_of(function)
         self._parameters = _parameters(function)
         for given, what in ((static, "static"), (fixed, "fixed")):
@@ -186,7 +187,10 @@ class JitFunction(Generic[P, R]):
                 call.require_untraced()
             leaves, structure = flatten(result)
             graph, found = finish(trace, leaves, structure)
-        served = Served(tuple([name for name, _ in pairs]), tuple(shapes), tuple(trace.guards))
+        served = Served(
+            tuple([name for name, _ in pairs]), tuple(shapes), tuple(trace.guards),
+            tuple(trace.quotients.items()),
+        )  # fmt: skip
         compiled = None if graph is None else self._session.compile(graph)
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
@@ -415,16 +419,16 @@ def _name_of(function: Callable[..., Any]) -> str:
 @overload
 def jit(
     function: Callable[P, R], *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    device: str = "cpu",
+    device: str | None = None,
 ) -> JitFunction[P, R]: ...  # fmt: skip
 @overload
 def jit(
     function: None = None, *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...  # fmt: skip
 def jit(
     function: Callable[..., Any] | None = None, *, static: str | Sequence[str] = (),
-    fixed: str | Sequence[str] = (), device: str = "cpu",
+    fixed: str | Sequence[str] = (), device: str | None = None,
 ) -> Any:  # fmt: skip
     """Compile a function on arrays: `@rlx.jit`, or `rlx.jit(f, static=["mode"])`.
 

@@ -26,6 +26,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Operand, Value, caller, infer
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.numpy import unify
 
 if TYPE_CHECKING:
     from rlx.numpy.array import Array
@@ -86,6 +87,7 @@ class Trace:
             self.guards: list[Guard] = []
             self.hints: dict[str, int] = {}  # the sizes of the call that is traced
             self.replaced: dict[str, Dim] = {}  # symbols that turned out to equal others
+            self.quotients: dict[str, Dim] = {}  # symbols made for what a size is divided by
 
     @contextmanager
     def recording(self) -> Iterator[Trace]:
@@ -96,7 +98,25 @@ class Trace:
         finally:
             _active.traces.pop()
             self.open = False
-            self.root.open_graphs.remove(self.graph)
+
+    def add_operand(self, outer: Value) -> None:
+        """Make a value of the parent an operand of this body, though it does not use it."""
+        with self.reopened():
+            self._operand(outer)
+
+    @contextmanager
+    def reopened(self) -> Iterator[Graph]:
+        """The graph of a body, to add to it after its function returned."""
+        before, self.open = self.open, True
+        try:
+            yield self.graph
+        finally:
+            self.open = before
+
+    def body(self, results: Sequence[Value]) -> Graph:
+        """The finished graph of a body with these results."""
+        self.root.open_graphs.remove(self.graph)
+        return self.graph.set_outputs(*results).copy()
 
     def is_inside(self, other: Trace) -> bool:
         trace: Trace | None = self
@@ -170,7 +190,7 @@ class Trace:
         """The answer for the sizes of this call, recorded as a guard unless it always holds."""
         left, right = self.resolve(left), self.resolve(right)
         answer = _COMPARE[comparison](self.hint(left), self.hint(right))
-        if not (isinstance(left, int) and isinstance(right, int)) and left != right:
+        if not unify.always(left - right, comparison, answer):
             self._record(Guard(left, comparison, right, answer, str(caller("", 2))))
         return answer
 
@@ -180,8 +200,12 @@ class Trace:
 
     def equate(self, symbol: str, dim: Dim, why: str) -> None:
         """Let `dim` replace `symbol`, in all that was recorded so far. Calls are checked for it."""
+        made = Expr({(symbol,): 1})
+        self._record(Guard(made, "==", dim, True, str(caller("", 2)), why))
+        self._replace(symbol, dim)
+
+    def _replace(self, symbol: str, dim: Dim) -> None:
         root, change = self.root, {symbol: dim}
-        self._record(Guard(Expr({(symbol,): 1}), "==", dim, True, str(caller("", 2)), why))
         root.replaced = {s: substitute(d, change) for s, d in root.replaced.items()} | change
         for graph in root.open_graphs:
             for node in graph.nodes:
@@ -201,88 +225,23 @@ class Trace:
             return True
         if self.hint(a) != self.hint(b):
             return False
-        change = _solved(a, b)
+        change = unify.solved(a, b)
         if change is None:
             self.fix([a, b], why)
         else:
             self.equate(*change, why)
         return True
 
-    # -- ops that need equal sizes --------------------------------------------------------------
-
-    def unify(self, op: Op, shapes: Sequence[Shape]) -> None:
-        """Make sizes equal that `op` needs to be equal. Raises the op's own error, with the numbers
-        of this call, if it does not take these either."""
-        hints = self.root.hints
-        dims = list(dict.fromkeys(d for d in (*_dims_of(op), *[d for s in shapes for d in s.dims])))
-        try:
-            infer(bind_op(op, hints), tuple([s.bind(hints) for s in shapes]))
-        except RlxError as error:
-            self.fix(dims, "not equal")  # code that catches the error may have relied on it
-            error.is_final = True  # type: ignore[attr-defined]
-            raise
-        why = f"equal for {op.name}"
-        pairs = [
-            pair
-            for i, b in enumerate(dims)
-            for a in dims[:i]
-            if self.hint(a) == self.hint(b) and (pair := _solved(a, b)) is not None
-        ]
-        for pair in pairs:
-            if _fits(op, shapes, [pair]):
-                self.equate(*pair, why)
-                return
-        needed = _without_cycles(pairs)
-        if not _fits(op, shapes, needed):
-            self.fix(dims, why)
-            return
-        for pair in list(needed):  # leave out those that the op does not need
-            fewer = [p for p in needed if p is not pair]
-            if _fits(op, shapes, fewer):
-                needed = fewer
-        for symbol, dim in needed:
-            resolved = self.resolve(dim)
-            if symbol not in self.root.replaced:
-                self.equate(symbol, resolved, why)
-
-
-def _dims_of(op: Op) -> Iterator[Dim]:
-    for value in op.attributes().values() if op.fields else ():
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, Expr):
-                yield item
-
-
-def _solved(a: Dim, b: Dim) -> tuple[str, Dim] | None:
-    """A symbol and what it must be for a == b; None where neither is a symbol of its own."""
-    for dim, other in ((b, a), (a, b)):
-        if isinstance(dim, Expr) and dim.symbols == {str(dim)}:
-            name = str(dim)
-            if isinstance(other, int) or name not in other.symbols:
-                return name, other
-    return None
-
-
-def _without_cycles(pairs: Sequence[tuple[str, Dim]]) -> list[tuple[str, Dim]]:
-    """Pairs that can be applied one after the other: one for a symbol."""
-    chosen: dict[str, Dim] = {}
-    for symbol, dim in pairs:
-        resolved = substitute(dim, chosen)
-        if symbol in chosen or (isinstance(resolved, Expr) and symbol in resolved.symbols):
-            continue
-        chosen = {s: substitute(d, {symbol: resolved}) for s, d in chosen.items()}
-        chosen[symbol] = resolved
-    return list(chosen.items())
-
-
-def _fits(op: Op, shapes: Sequence[Shape], pairs: Sequence[tuple[str, Dim]]) -> bool:
-    """Whether the op takes these shapes once the pairs are equal."""
-    change = dict(pairs)
-    try:
-        infer(bind_op(op, change), tuple([s.bind(change) for s in shapes]))
-    except RlxError:
-        return False
-    return True
+    def divide(self, symbol: str, divisor: int, why: str) -> None:
+        """Let `divisor` times a new symbol replace `symbol`, which is a multiple of it."""
+        root, name = self.root, f"{symbol}_by_{divisor}"
+        quotient = Expr({(symbol,): 1}) // divisor
+        root.quotients[name] = quotient
+        root.hints[name] = root.hints[symbol] // divisor
+        self._record(
+            Guard(quotient * divisor, "==", Expr({(symbol,): 1}), True, str(caller("", 2)), why)
+        )
+        self._replace(symbol, Expr({(name,): divisor}))
 
 
 class TraceGraph(Graph):
@@ -302,20 +261,42 @@ class TraceGraph(Graph):
             op = bind_op(op, replaced)
         count = len(self.nodes)
         try:
-            return super().append_node(op, operands, name)
+            made = super().append_node(op, operands, name)
+            if op.name in _RANGES:
+                self._require_inside(made)
+            return made
         except (DTypeError, InputError):
             raise
         except RlxError:
             del self.nodes[count:]  # constants made of literals
             inputs = self._operands(op, tuple(operands))
             try:
-                self.trace.unify(op, [v.shape for v in inputs])
+                unify.unify(self.trace, op, [v.shape for v in inputs])
             except RlxError as error:
                 shown = ", ".join(f"{v.name} {v.shape}" for v in inputs)
                 where = f"{name or op.name}({shown}) {caller(self._block, 2)}".strip()
                 raise error.located(op.name, where) from None
             op = bind_op(op, self.trace.root.replaced)
             return super().append_node(op, inputs, name)
+
+    def _require_inside(self, node: Node) -> None:
+        """Guard that a range lies inside its axis, and raise where it does not in this call."""
+        op: Any = node.op
+        hints, dims = self.trace.root.hints, node.inputs[0].shape.dims
+        infer(bind_op(op, hints), (node.inputs[0].shape.bind(hints),))
+        if op.name == "narrow":
+            bounds = [(op.start, dims[op.axis]), (op.start + op.length, dims[op.axis])]
+            bounds.append((op.start, op.start + op.length))
+        else:
+            bounds = []
+            for (low, count, step), size in zip(op.bounds(dims), dims, strict=True):
+                last = low + (count - 1) * step
+                bounds += [(0, count), *([(0, low), (low, size - 1), (0, last), (last, size - 1)])]
+        for low, high in bounds:
+            self.trace.guard(low, "<=", high)
+
+
+_RANGES = ("narrow", "slice")  # ops that need a size to be large enough
 
 
 class Size:
