@@ -191,7 +191,7 @@ class JitFunction(Generic[P, R]):
             tuple([name for name, _ in pairs]), tuple(shapes), tuple(trace.guards),
             tuple(trace.quotients.items()),
         )  # fmt: skip
-        compiled = None if graph is None else self._session.compile(graph)
+        compiled = None if graph is None else self._session.compile_kept(graph)
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
 
