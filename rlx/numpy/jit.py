@@ -221,7 +221,10 @@ class JitFunction(Generic[P, R]):
             given = [name for argument, name in names if argument in self._parameters.donated]
             count = len([x for x in found.leaves if type(x) is Output])
             donated = donation.pairs(graph, given, count) if given else None
-            compiled = self._session.compile(graph, donated=donated)
+            session = self._session
+            compiled = (
+                session.compile(graph, donated=donated) if donated else session.compile_kept(graph)
+            )
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
 
