@@ -9,9 +9,9 @@
     tiles.store(0, out, out_stride)
     tiles.release()
 
-Registers are named by number, so that LLVM neither chooses nor spills them. They hold nothing across
-a call; the configuration stays until `release`. A target whose code emulates AMX has the same in
-memory, with the results that Intel's manual gives, so that kernels can be run on any CPU.
+Registers are named by number, so that LLVM neither chooses nor spills them. They hold nothing
+across a call; the configuration stays until `release`. A target whose code emulates AMX has the
+same in memory, with the results that Intel's manual gives, so that kernels can be run on any CPU.
 """
 
 from __future__ import annotations
