@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,6 +191,18 @@ QUICK_AND_SLOW = [
 @pytest.mark.parametrize("scheme", QUICK_AND_SLOW)
 def test_quantised_matmul(scheme):
     quantised(scheme, lambda g, rows, w: g.dequant_matmul(rows[0], *w, scheme=scheme)).check()
+
+
+@pytest.mark.skipif(not (TARGETS[0].avx512 and TARGETS[0].vnni), reason="one row: vpdpbusd, zmm")
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "int8"])
+def test_tile_registers(name):
+    """A single row takes vectors, others AMX's tiles, here emulated."""
+    scheme, target = QuantScheme.parse(name), replace(TARGETS[0], emulates_amx=True)
+
+    def build(g, rows, w):
+        return g.dequant_matmul(rows[0], *w, scheme=scheme)
+
+    quantised(scheme, build).check([target], [2])
 
 
 @pytest.mark.slow
