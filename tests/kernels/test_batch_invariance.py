@@ -107,6 +107,12 @@ def test_matmul_with_constant_weights(x, w, k, n):
     dense(x, w, k, n, plain).check()
 
 
+def test_matmul_in_tile_registers():
+    """AMX's tiles of bf16, here emulated."""
+    case = dense("bf16", "bf16", 200, 70, plain)
+    case.check([replace(TARGETS[0], emulates_amx=True)], [2])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("x", "w"), SLOW_DENSE)
 def test_matmul_of_other_types(x, w):
