@@ -57,7 +57,7 @@ def as_cuda(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.id)
 def test_parity(case: Case) -> None:
     """Kernels of blocks are simulated, which takes long for large ones."""
-    if case.op in ("attention", "sample"):
+    if case.op in ("attention", "paged_attention", "sample"):
         checks_on_gpu.compare_case(case, runs=1, largest=5 if case.op == "sample" else 67)
     else:
         checks_on_gpu.compare_case(case)

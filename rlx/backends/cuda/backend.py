@@ -10,7 +10,7 @@ from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernel import KernelLoader
-from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
+from rlx.backends.cuda.kernels.attention import lower_attention, lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER
