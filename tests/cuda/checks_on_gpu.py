@@ -296,6 +296,40 @@ def tokens_behind_a_stop_are_forgotten() -> None:
             model.close()
 
 
+def serve(name: str, kv: str = "f32") -> None:
+    """Requests that come and go together give the tokens of each alone on the reference; nothing
+    of a run is done by the host."""
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    prompts = ["".join(chr(256 + (7 * i + 3 * j) % 90) for j in range(n)) for i, n in enumerate(
+        (5, 70, 1, 33, 12))]  # fmt: skip
+    settings = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3, "top_k": 20}]
+    settings += [{"temperature": 0.9, "seed": 5}, {"repetition_penalty": 1.3, "temperature": 0.0}]
+    settings += [{"temperature": 0.7, "seed": 9, "logprobs": 2}]
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(name, Path(folder))
+        context = {"context": 128, "kv": kv}
+        with rlx.Engine(folder, requests=3, device="cuda", **context) as engine:
+            for graph in engine.runner._graphs.values():
+                made: Any = graph.executable
+                assert all(x.kernel is not None for x in made.program.launches)
+            replies = [
+                engine.submit(prompt, max_tokens=6, **how)
+                for prompt, how in zip(prompts, settings, strict=True)
+            ]
+            got = [reply.wait() for reply in replies]
+        with rlx.load(folder, device="reference", **context) as model:
+            for prompt, how, found in zip(prompts, settings, got, strict=True):
+                wanted = model.generate(prompt, stream=False, max_tokens=6, **how)
+                assert found.tokens == wanted.tokens, (how, found.tokens, wanted.tokens)
+                for row, other in zip(found.logprobs, wanted.logprobs, strict=True):
+                    assert row.keys() == other.keys()
+                    assert all(abs(row[t] - other[t]) < 1e-3 for t in row)
+
+
+for _name in ("llama", "gemma2", "gpt_oss", "mamba2"):
+    CHECKS[f"engine {_name}"] = lambda name=_name: serve(name)  # type: ignore[misc]
+CHECKS["engine qwen3 f16 cache"] = lambda: serve("qwen3", "f16")
+
 for _name in CONFIGS:
     CHECKS[f"tiny model {_name}"] = lambda name=_name: generate(name)  # type: ignore[misc]
 
