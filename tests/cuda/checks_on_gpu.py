@@ -317,8 +317,10 @@ def serve(name: str, kv: str = "f32") -> None:
                 for prompt, how in zip(prompts, settings, strict=True)
             ]
             got = [reply.wait() for reply in replies]
+            got.append(engine.submit(prompts[3], max_tokens=6, **settings[0]).wait())  # alone
         with rlx.load(folder, device="reference", **context) as model:
-            for prompt, how, found in zip(prompts, settings, got, strict=True):
+            pairs = [*zip(prompts, settings, strict=True), (prompts[3], settings[0])]
+            for (prompt, how), found in zip(pairs, got, strict=True):
                 wanted = model.generate(prompt, stream=False, max_tokens=6, **how)
                 assert found.tokens == wanted.tokens, (how, found.tokens, wanted.tokens)
                 for row, other in zip(found.logprobs, wanted.logprobs, strict=True):

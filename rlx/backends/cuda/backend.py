@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend
-from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (fill the table)
+from rlx.backends.cuda import lower_loops, lower_scatter, lower_top_k  # noqa: F401  (the table)
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.fuse_rows import fuse_rows

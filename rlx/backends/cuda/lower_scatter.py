@@ -1,4 +1,4 @@
-"""Slices stored at given indices: scatter; and writes to states, at a start or at such slots.
+"""Slices stored or added at given indices; and writes to states, at a start or at such slots.
 
 A block has a slice. It looks through the indices behind its own: of equal ones the last one wins.
 """
@@ -20,9 +20,9 @@ from rlx.ir.dtype import DType
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.shape import normalize_axis
-from rlx.llvm.builder import Type, i8, i16, i32, i64
+from rlx.llvm.builder import Type, f64, i8, i16, i32, i64
 from rlx.llvm.builder import Value as Code
-from rlx.llvm.storage import memory_type
+from rlx.llvm.storage import load, memory_type, store
 from rlx.loops.strided_copies import StridedView, copy
 from rlx.loops.trace import Buffer
 from rlx.support.records import dataclass
@@ -39,13 +39,18 @@ class StoreSlices(BlockKernel):
     indices count from the end.
     """
 
-    bytes: int
+    dtype: DType
     index: DType
     wraps: bool
+    adds: bool = False  # to what is there; the first of equal indices adds the slices of all
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.bytes
 
     @property
     def label(self) -> str:
-        return "scatter"
+        return "scatter_add" if self.adds else "scatter"
 
     @property
     def shared(self) -> int:
@@ -60,12 +65,14 @@ class StoreSlices(BlockKernel):
         f.if_(number < count, lambda: self._emit_slice(f, number, count, size))
 
     def _emit_slice(self, f: BlockFunction, number: Code, count: Code, size: Code) -> None:
-        """A block stores a slice, unless a later one goes to the same place."""
+        """A block stores a slice, unless a later one goes to the same place. Where slices are
+        added, the first one of a place adds the others."""
         indices, flag, thread = f.arg(f["args"], 2), f.i32(0), f.thread().to(i64)
         index = self._index(f, indices, number, size)
         f.if_(f.thread().eq(0), lambda: f.store_shared(f.i32(0), flag))
         f.barrier()
-        for i in f.range(number + 1 + thread, count, self.threads):
+        first, last = (f.i64(0), number) if self.adds else (number + 1, count)
+        for i in f.range(first + thread, last, self.threads):
             same = self._index(f, indices, i, size).eq(index)
             f.if_(same, lambda: f.store_shared(f.i32(1), flag))
         f.barrier()
@@ -85,7 +92,31 @@ class StoreSlices(BlockKernel):
             at = row * strides[0] + number * strides[1] + column * strides[2]
             of = f.gep(updates, at, self.bytes)
             to = f.gep(target, (row * size + index) * inner + column, self.bytes)
-            f.store(f.load(of, _WHOLE[self.bytes]), to)
+            if self.adds:
+                self._add(f, number, index, size, to, of, strides[1])
+            else:
+                f.store(f.load(of, _WHOLE[self.bytes]), to)
+
+    def _add(
+        self, f: BlockFunction, number: Code, index: Code, size: Code, to: Code, of: Code,
+        stride: Code,
+    ) -> None:  # fmt: skip
+        """Add the numbers of all slices of this place, from the first on, in f64."""
+        dtype, args = self.dtype, f["args"]
+        wide = f64 if dtype.is_float else memory_type(dtype)
+        indices, count = f.arg(args, 2), f.arg(args, 3, i64)
+
+        def add(i: Code, total: Code) -> list[Code]:
+            same = self._index(f, indices, i, size).eq(index)
+
+            def more() -> list[Code]:
+                at = f.gep(of, (i - number) * stride, dtype.bytes)
+                return [total + load(f, at, dtype, 1, wide)]
+
+            return f.if_(same, more, lambda: [total])
+
+        [total] = f.loop(number, count, 1, [load(f, to, dtype, 1, wide)], add)
+        store(f, total, to, dtype)
 
     def _index(self, f: BlockFunction, indices: Code, i: Code, size: Code) -> Code:
         found = f.load(f.gep(indices, i, self.index.bytes), memory_type(self.index))
@@ -93,13 +124,15 @@ class StoreSlices(BlockKernel):
         return f.select(wide < 0, wide + size, wide) if self.wraps else wide
 
 
-def _store_slices(node: Node, target: Value, ctx: Context, wraps: bool) -> KernelLaunch:
+def _store_slices(
+    node: Node, target: Value, ctx: Context, wraps: bool, adds: bool = False
+) -> KernelLaunch:
     op: Any = node.op
     x, indices, updates = _operands(node)
     axis = normalize_axis(op.axis, x.shape.rank)
     outer = prod(x.shape.dims[:axis], start=1)
     inner = prod(x.shape.dims[axis + 1 :], start=1)
-    kernel = StoreSlices(x.dtype.bytes, indices.dtype, wraps and indices.dtype.kind == "int")
+    kernel = StoreSlices(x.dtype, indices.dtype, wraps and indices.dtype.kind == "int", adds)
     pointers = [Pointer(target), Pointer(updates), Pointer(indices)]
     sizes = [indices.shape.dims[0], x.shape.dims[axis], outer, inner]
     strides = _update_strides(node, ctx)
@@ -141,6 +174,11 @@ def _joined(axes: Sequence[tuple[Dim, Dim]]) -> Dim | None:
     return axes[-1][1] if axes else 1
 
 
+def _is_real(node: Node) -> bool:
+    return node.inputs[0].dtype.kind in ("int", "uint", "float")
+
+
+@lowers("scatter_add", when=_is_real, strided=False)
 @lowers("scatter", strided=False)
 def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, updates = node.inputs[0].shape, node.inputs[2].shape
@@ -150,7 +188,8 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     source, target = (StridedView(Buffer(k), x.dtype, strides) for k in ("operand", "result"))
     made = [launch_for(node, ctx, copy(x.dims, source, target))]
     if 0 not in updates.dims:
-        made.append(_store_slices(node, node.output, ctx, wraps=True))
+        adds = node.op.name == "scatter_add"
+        made.append(_store_slices(node, node.output, ctx, wraps=True, adds=adds))
     return made
 
 

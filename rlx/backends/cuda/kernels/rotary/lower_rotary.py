@@ -89,6 +89,8 @@ def _append(node: Node, ctx: Context) -> tuple[Append | None, tuple[Dim, ...]]:
     if len(strides) < len(own) or not append.has_tokens(_sizes(node.output, op)[1], own[1]):
         return None, own
     ctx.absorb(append)
+    if append.slots is not None:
+        strides = (strides[0], append.axis[1], strides[2])
     return append, strides
 
 
