@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -326,6 +329,37 @@ def serve(name: str, kv: str = "f32") -> None:
                 for row, other in zip(found.logprobs, wanted.logprobs, strict=True):
                     assert row.keys() == other.keys()
                     assert all(abs(row[t] - other[t]) < 1e-3 for t in row)
+
+
+@check
+def artifacts_run_in_a_process_without_a_compiler() -> None:
+    """The tokens of the model as it is compiled here; and on a GPU no family of kernels is
+    imported."""
+    from rlx.models.compile import compile_model
+
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    is_gpu = type(backend().kernels).__name__ == "KernelLoader"  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder("llama", Path(folder))
+        out = Path(folder) / "llama.rlx"
+        compile_model(folder, out, device="cuda", context=64, kv="f16", requests=2, chunk=16)
+        command = [
+            sys.executable,
+            str(Path(__file__).parent / "load_artifact.py"),
+            folder,
+            str(out),
+        ]
+        command += [] if is_gpu else ["stand-in"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert not done.returncode, done.stderr[-2000:]
+        said = json.loads(done.stdout.splitlines()[-1])
+        with rlx.load(folder, device="cuda", context=64, kv="f16") as model:
+            prompt = "".join(chr(256 + 3 * i) for i in range(12))
+            settings: dict[str, Any] = {"max_tokens": 6, "temperature": 0.8, "seed": 4}
+            wanted = model.generate(prompt, stream=False, **settings).tokens
+        assert said["tokens"] == [wanted, wanted], (said, wanted)
+        assert not is_gpu or not said["compiled"], said["compiled"]
+        print(f"figure artifact: loaded and 6 tokens in {said['seconds']:.2f} s")
 
 
 for _name in ("llama", "gemma2", "gpt_oss", "mamba2"):

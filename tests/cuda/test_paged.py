@@ -15,7 +15,7 @@ from fake_driver import FakeDriver, installed, make_stand_in
 
 import rlx
 from rlx.backends.cuda.backend import CudaBackend
-from rlx.backends.cuda.program import Program
+from rlx.backends.cuda.lower_program import LoweredProgram as Program
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.quant.scheme import GGUF_SCHEMES, encode
