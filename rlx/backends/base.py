@@ -103,9 +103,12 @@ class Executable(Unpicklable, ABC):
         the arena.
         """
 
-    def caller(self, order: Sequence[int]) -> Callable[..., None] | None:
-        """`call(arrays, results)`: a run on host arrays with as little overhead as possible, where
-        the device has one. Input i is `arrays[order[i]]`; no dimension is dynamic."""
+    def caller(
+        self, order: Sequence[int], makers: Sequence[Callable[[], Array]], sizes: Sizes
+    ) -> Callable[[Sequence[Array]], tuple[Array, ...]] | None:
+        """`call(arrays)`: a run on host arrays with as little overhead as possible, where the
+        device has one. Input i is `arrays[order[i]]`; `makers` make the results; `sizes` are those
+        of the dynamic dimensions."""
         return None
 
     def decode_loop(self, spec: LoopSpec) -> DecodeLoop:

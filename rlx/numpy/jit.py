@@ -38,6 +38,7 @@ from rlx.numpy.arguments import (
 )
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.compiled_trace import CompiledTrace, Output, Served, Variant, finish
+from rlx.numpy.device import current_device
 from rlx.numpy.trace import Trace
 from rlx.numpy.tree import flatten, is_tree
 from rlx.runtime.compiled import CompiledGraph
@@ -59,10 +60,10 @@ class JitFunction(Generic[P, R]):
 
     def __init__(
         self, function: Callable[P, R], static: Sequence[str] = (), fixed: Sequence[str] = (),
-        donate: Sequence[str] = (), device: str = "cpu",
+        donate: Sequence[str] = (), device: str | None = None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
-        self._function, self._session = function, Session(device).preload()
+        self._function, self._session = function, Session(device or current_device()).preload()
         self._name, names = name_of(function), parameter_names(function)
         for given, what in ((static, "static"), (fixed, "fixed"), (donate, "donated")):
             for name in given:
@@ -220,7 +221,10 @@ class JitFunction(Generic[P, R]):
             given = [name for argument, name in names if argument in self._parameters.donated]
             count = len([x for x in found.leaves if type(x) is Output])
             donated = donation.pairs(graph, given, count) if given else None
-            compiled = self._session.compile(graph, donated=donated)
+            session = self._session
+            compiled = (
+                session.compile(graph, donated=donated) if donated else session.compile_kept(graph)
+            )
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
 
@@ -323,16 +327,16 @@ class BoundFunction(Generic[Q, R]):
 @overload
 def jit(
     function: Callable[P, R], *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    donate: str | Sequence[str] = (), device: str = "cpu",
+    donate: str | Sequence[str] = (), device: str | None = None,
 ) -> JitFunction[P, R]: ...  # fmt: skip
 @overload
 def jit(
     function: None = None, *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    donate: str | Sequence[str] = (), device: str = "cpu",
+    donate: str | Sequence[str] = (), device: str | None = None,
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...  # fmt: skip
 def jit(
     function: Callable[..., Any] | None = None, *, static: str | Sequence[str] = (),
-    fixed: str | Sequence[str] = (), donate: str | Sequence[str] = (), device: str = "cpu",
+    fixed: str | Sequence[str] = (), donate: str | Sequence[str] = (), device: str | None = None,
 ) -> Any:  # fmt: skip
     """Compile a function on arrays: `@rlx.jit`, or `rlx.jit(f, static=["mode"])`.
 

@@ -77,6 +77,17 @@ class Session:
             compiled.warm({s: n for s, n in sizes.items() if isinstance(n, int)})
         return compiled
 
+    def compile_kept(self, graph: Graph) -> CompiledGraph:
+        """`compile` for a graph of inputs alone that is not changed any more. The first variant
+        that this process needs is kept on disk, and comes from there in the next process."""
+        from rlx.runtime.lazy_template import LazyTemplate  # artifacts are not for everyone
+
+        if graph.sources("param") or graph.sources("state"):
+            return self.compile(graph)
+        options = CompileOptions()
+        backend = self.device.backend.for_target(options.profile.target)
+        return CompiledGraph(LazyTemplate(graph, backend, options))
+
     def template(
         self,
         graph: Graph | GraphModule,

@@ -36,6 +36,7 @@ SETTINGS = (
         "RLX_CACHE_WEIGHTS", "2048", "most MiB of prepacked weights of one model there; 0: none"
     ),
     Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
+    Setting("RLX_DEVICE", "cpu", "the device of array functions and `rlx.jit`: cpu, reference, …"),
     Setting("RLX_API_KEYS", "", "keys that `rlx serve` accepts, separated by commas"),
     Setting("RLX_CHECK_NAN", "0", "1 checks every result and names the first bad node"),
 )

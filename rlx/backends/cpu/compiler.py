@@ -22,7 +22,7 @@ from rlx.backends.cpu.barriers import Accesses, data_dependencies, insert_barrie
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.kernels import registry
 from rlx.backends.cpu.kernels.spec import compile_specs
-from rlx.backends.cpu.lowering import TABLE, KernelLaunch, reads_strided
+from rlx.backends.cpu.lowering import TABLE, KernelLaunch, reads_strided, runs_on_host
 from rlx.backends.cpu.lowering_cache import Fixup, FixupKind, LoweredClass, LoweringCache
 from rlx.backends.cpu.program import launch_flags
 from rlx.backends.cpu.relocatable import (
@@ -307,6 +307,9 @@ class Compiler:
 
     def has_native(self, node: Node) -> bool:
         return node.op.is_view or TABLE.find(node) is not None
+
+    def runs_on_host(self, node: Node) -> bool:
+        return runs_on_host(node)
 
     def rewrite_template(self, graph: Graph) -> Graph:
         for ops, rewrite in registry.REWRITES:

@@ -141,6 +141,18 @@ def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
 
 
+@lowers("cholesky", "qr", "eigh", "eig", "svd", "slogdet")
+def lower_host(node: Node, ctx: Context) -> list[KernelLaunch]:
+    """Ops whose reference is LAPACK: a host call."""
+    return lower_custom(node, ctx)
+
+
+def runs_on_host(node: Node) -> bool:
+    """Whether Python runs the reference of an op of ours."""
+    entry = TABLE.find(node)
+    return entry is not None and entry.lower is lower_host
+
+
 __all__ = [
     "TABLE",
     "ArgAddress",
@@ -158,5 +170,6 @@ __all__ = [
     "lower_node",
     "lowers",
     "reads_strided",
+    "runs_on_host",
     "scratch_of",
 ]
