@@ -25,8 +25,8 @@ def test_prints_appear_in_order_at_every_run(capsys: pytest.CaptureFixture[str])
         assert f(np.ones(n, np.float32)) is None
     assert len(f.variants()) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "first 2.0 of 2", "constant 3", "tree {'y': Array([2., 2.], dtype=f32)}",
-        "first 3.0 of 3", "constant 3", "tree {'y': Array([2., 2., 2.], dtype=f32)}",
+        "first 2.0 of 2", "constant 3", "tree {'y': Array([2., 2.], dtype=float32)}",
+        "first 3.0 of 3", "constant 3", "tree {'y': Array([2., 2., 2.], dtype=float32)}",
     ]  # fmt: skip
 
 
