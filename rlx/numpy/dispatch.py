@@ -26,7 +26,7 @@ from rlx.numpy import canonical, dlpack
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.canonical import Data, Form, View, broadcast_shape
 from rlx.numpy.device import current_device
-from rlx.numpy.trace import Size
+from rlx.numpy.trace import Size, Trace
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
 from rlx.specialize.options import CompileOptions
@@ -45,7 +45,7 @@ def as_array(x: Any) -> Array:
     if isinstance(x, (bool, int, float, complex)):
         return _scalar(x, scalar_type(x))
     if isinstance(x, Size):
-        return _size_value(x, i64)
+        return x.as_array()
     if isinstance(x, (list, tuple)):
         return _from_sequence(x)
     if hasattr(x, "__dlpack__"):
@@ -81,12 +81,6 @@ def has_arrays(items: Sequence[Any]) -> bool:
         if isinstance(x, (list, tuple)) and has_arrays(x):
             return True
     return False
-
-
-def _size_value(x: Size, element: DType) -> Array:
-    """A symbolic size as an element of an array."""
-    x.trace.require_open()
-    return Tracer(x.trace, x.trace.graph.dim_value(x.dim, element))
 
 
 def supported(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -131,7 +125,7 @@ _RANKS = ("bool", "uint", "int", "float", "complex")
 
 def _scalar(x: Any, beside: DType) -> Array:
     if isinstance(x, Size):
-        return _size_value(x, i64 if beside.kind in ("bool", "complex") else beside)
+        return x.as_array(i64 if beside.kind in ("bool", "complex") else beside)
     own = scalar_type(x)
     holds = own is bool_ or _RANKS.index(beside.kind) >= _RANKS.index(
         "uint" if own is i64 else own.kind
@@ -331,17 +325,23 @@ def _graph(
     return graph
 
 
-def value_of(x: Array, tracer: Tracer | Size) -> Value:
-    """The value of an operand in the graph of a trace: that of `tracer`."""
+def trace_among(items: Sequence[object]) -> Trace | None:
+    """The trace of the first traced array or symbolic size."""
+    for x in items:
+        if isinstance(x, (Tracer, Size)):
+            return x.trace.innermost()
+    return None
+
+
+def value_in(x: Array, trace: Trace) -> Value:
+    """The value of an operand in the graph of a trace."""
     if not isinstance(x, Tracer):
         data = x.data
-        if data.ndim == 0:
-            return tracer.trace.graph.constant(data, x.dtype)
-        return tracer.trace.capture(x)
-    x.trace.require_open()
-    if x.trace is not tracer.trace:
+        return trace.graph.constant(data, x.dtype) if data.ndim == 0 else trace.capture(x)
+    x.home.require_open()
+    if x.trace is not trace:
         raise InputError(
-            "arrays of two traces meet", got=f"{x.trace.name} and {tracer.trace.name}",
+            "arrays of two traces meet", got=f"{x.trace.name} and {trace.name}",
             hint="a jitted function takes what it needs as arguments",
         )  # fmt: skip
     return x.value
@@ -352,6 +352,6 @@ def _traced(
 ) -> tuple[Array, ...]:
     trace = tracer.trace
     trace.require_open()
-    result = build(trace.graph, *[value_of(x, tracer) for x in operands], *options)
+    result = build(trace.graph, *[value_in(x, trace) for x in operands], *options)
     values = result if isinstance(result, tuple) else (result,)
     return tuple([Tracer(trace, v) for v in values])

@@ -180,14 +180,15 @@ class CompiledGraph(Unpicklable):
             entry = self._variants.dispatch_cache.get(key)
             if entry is None:
                 entry = self._variants.dispatch(shapes, sizes, key)
-            executable, dims, makers, order = entry
+            executable, dims, makers, order, donated = entry
             self._current = (executable, dims)
             self._attach(executable)
             given = [arrays[i] for i in order]
             self._phase_runs = None
             if not self._on_host:
                 return self._run_copied(executable, given, dims)
-            results = tuple([make() for make in makers])
+            made = enumerate(makers)
+            results = tuple([given[donated[i]] if i in donated else make() for i, make in made])
             given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
             if self._instrumented or NAN_CHECKS.wanted:
                 self._run_instrumented(executable, given, outputs, dims)
@@ -205,11 +206,11 @@ class CompiledGraph(Unpicklable):
             entry = self._variants.dispatch_cache.get(shapes)
             if entry is None:
                 entry = self._variants.dispatch(shapes, None, shapes)
-            executable, dims, makers, order = entry
+            executable, dims, makers, order, donated = entry
             self._attach(executable)
             run = None if self._signature.states else executable.caller(order, makers, dims)
             stale = self._instrumented or not self._on_host or bool(self._signature.params)
-        if run is None or stale:
+        if run is None or stale or donated:
             return self.run_in_order
         lock, current = self._lock, (executable, dims)
 

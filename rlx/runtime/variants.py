@@ -141,6 +141,7 @@ class DispatchEntry(NamedTuple):
     sizes: dict[str, int]  # of the dynamic dimensions
     outputs: tuple[Callable[[], Any], ...]  # each makes the array of an output
     inputs: list[int]  # the graph's inputs that the executable reads, in its order
+    donated: dict[int, int]  # by output, which of those inputs' memory it has
 
 
 class VariantCache:
@@ -182,7 +183,10 @@ class VariantCache:
         if len(self.dispatch_cache) >= _MAX_SHAPES:
             self.dispatch_cache.pop(next(iter(self.dispatch_cache)))
         order = self._input_order(executable)
-        self.dispatch_cache[key] = entry = DispatchEntry(executable, dynamic, outputs, order)
+        names = [e.name for e in executable.manifest.inputs]
+        donated = {k: names.index(name) for k, name in executable.donations.items()}
+        entry = DispatchEntry(executable, dynamic, outputs, order, donated)
+        self.dispatch_cache[key] = entry
         return entry
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
