@@ -30,9 +30,7 @@ from bench.common import Bar, arguments, finish, median_time
 from bench.instruction_set import held, instruction_set
 from bench.peers import array_functions as rows
 from bench.peers.pipe import Peer, PeerMissing
-from rlx.ir.graph import Graph
-from rlx.ir.node import Value
-from rlx.numpy.dispatch import apply
+from rlx.nn import functional as F
 
 PEERS = ("numpy", "jax", "torch", "torch.compile")
 SAMPLE = 0.04  # seconds, at least
@@ -48,11 +46,7 @@ def kmeans(points: rlx.Array, centroids: rlx.Array) -> rlx.Array:
 
 
 def conv(x: rlx.Array, w: rlx.Array) -> rlx.Array:
-    return apply(_conv, [x, w])
-
-
-def _conv(g: Graph, x: Value, w: Value) -> Any:
-    return g.conv(x, w, padding=(1, 1))
+    return F.conv2d(x, w, padding=1)
 
 
 def attention(q: rlx.Array, k: rlx.Array, v: rlx.Array) -> rlx.Array:
@@ -71,7 +65,6 @@ OURS: dict[str, Callable[..., Any]] = {
     "conv": conv,
     "tiny": rows.tiny,
 }
-FIXED = {"conv": ["x", "w"]}  # the size of a kernel is a constant of the code
 
 GEMMS = ("mlp", "attention", "kmeans", "conv")  # JAX's cannot be held to AVX2: no peer then
 
@@ -84,7 +77,7 @@ class Row:
     def __init__(self, name: str, peer: Peer, folder: Path) -> None:
         self.name, self.peer = name, peer
         given = [rnp.asarray(x) for x in rows.arguments(name)]
-        function = rlx.jit(OURS[name], fixed=FIXED.get(name, ()))
+        function = rlx.jit(OURS[name])
         self.run = lambda: function(*given)
         expected = self._prepare_peers(folder)
         # f32 sums in another order: k-means moves a point between two equally near centroids at
