@@ -69,6 +69,7 @@ _HOMES = {
     "rlx.numpy.array": "Array",
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",
+    "rlx.numpy.function_file": "load_function",
     "rlx.numpy.jit": "JitFunction debug jit",
 }
 
