@@ -15,10 +15,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from rlx.errors import InputError
 
 Structure: TypeAlias = Any  # LEAF, or (type, keys, structures of the children)
 LEAF = "leaf"
+_LEAVES = {bool, int, float, complex, str, np.ndarray}  # leaves for sure
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -31,7 +34,7 @@ def _flatten(tree: Any, leaves: list[Any]) -> Structure:
     kind = type(tree)
     if kind is tuple or kind is list:
         return (kind, (), tuple([_flatten(child, leaves) for child in tree]))
-    parts = _children(tree)
+    parts = None if kind in _LEAVES else _children(tree)
     if parts is None:
         leaves.append(tree)
         return LEAF
