@@ -146,7 +146,7 @@ def _leaf(function: str, x: Any) -> Array:
         raise InputError(
             "not an array", where=function, got=f"{x!r:.60} ({type(x).__name__})",
             expected="arrays, numbers, or trees of them",
-            hint="name it in static= to pass it by value",
+            hint=getattr(error, "hint", "") or "name it in static= to pass it by value",
         ) from error  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The key of a call of a jitted function, in one pass over its arguments.
 
-This is the short way for arguments that are arrays, numbers, and dicts, lists and tuples of them;
-`Arguments` is the way for all others, and for the first call with a key. Dicts are taken in the
+This is the short way for arguments that are arrays, numbers, and trees of them; `Arguments` is the
+way for all others, and for the first call with a key. Dicts are taken in the
 order they have: `order_of` says how their leaves lie in the trace, where dicts are sorted.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from rlx.numpy.arguments import Data, Parameters
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
-from rlx.numpy.tree import flatten
+from rlx.numpy.tree import children_of, flatten
 
 
 class NoQuickKeyError(Exception):
@@ -73,7 +73,13 @@ def _walk(tree: Any, key: list[Any], datas: list[Data]) -> None:
     elif tree is None:
         key.append(None)
     else:
-        raise NoQuickKeyError
+        parts = children_of(tree)
+        if parts is None:
+            raise NoQuickKeyError
+        keys, children = parts
+        key += (kind, keys, len(children))
+        for child in children:
+            _walk(child, key, datas)
 
 
 def _add_static(value: Any, key: list[Any]) -> None:
@@ -97,6 +103,5 @@ def _numbered(tree: Any, count: Any) -> Any:
     kind = type(tree)
     if kind is dict:
         return {k: _numbered(child, count) for k, child in tree.items()}
-    if kind is list or kind is tuple:
-        return kind([_numbered(child, count) for child in tree])
-    return None if tree is None else next(count)
+    parts = children_of(tree)
+    return next(count) if parts is None else tuple([_numbered(x, count) for x in parts[1]])

@@ -34,7 +34,7 @@ def _flatten(tree: Any, leaves: list[Any]) -> Structure:
     kind = type(tree)
     if kind is tuple or kind is list:
         return (kind, (), tuple([_flatten(child, leaves) for child in tree]))
-    parts = None if kind in _LEAVES else _children(tree)
+    parts = None if kind in _LEAVES else children_of(tree)
     if parts is None:
         leaves.append(tree)
         return LEAF
@@ -42,7 +42,8 @@ def _flatten(tree: Any, leaves: list[Any]) -> Structure:
     return (kind, keys, tuple([_flatten(child, leaves) for child in children]))
 
 
-def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+def children_of(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+    """The keys and the children of a container; None for a leaf."""
     if tree is None:
         return (), ()
     kind = type(tree)
@@ -67,7 +68,7 @@ def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
 
 def is_tree(x: object) -> bool:
     """Whether `x` is a container of other trees, not a leaf."""
-    return _children(x) is not None
+    return children_of(x) is not None
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
@@ -116,7 +117,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def leaf_names(tree: Any, prefix: str = "") -> list[str]:
     """A name for each leaf, by its path: `params_w`, `xs_0`."""
-    parts = _children(tree)
+    parts = children_of(tree)
     if parts is None:
         return [prefix]
     keys, children = parts
