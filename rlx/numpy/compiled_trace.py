@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
+from rlx.backends.base import check_numbers
+from rlx.errors import NumericsError
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate as evaluate_graph
 from rlx.ir.shape import Shape
 from rlx.numpy import debug
+from rlx.numpy.arguments import Data, Shapes
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.trace import Guard, Size, Trace
 from rlx.numpy.tree import LEAF, Structure, unflatten
-from rlx.runtime.compiled import CompiledGraph
 
-Data = np.ndarray[Any, Any]
-Shapes = tuple[tuple[int, ...], ...]
+
+class Graphs(Protocol):
+    """What runs a trace: a compiled graph, or those that were saved."""
+
+    def caller(self, shapes: Shapes) -> Callable[..., Sequence[Data]]: ...
 
 
 class Variant(NamedTuple):
@@ -41,8 +45,14 @@ class Output(NamedTuple):
     number: int
 
 
+class SizeOf(NamedTuple):
+    """A leaf of the results that is a size, in the symbols of the arguments."""
+
+    dim: Dim
+
+
 class Result(NamedTuple):
-    """What a traced function returns: leaves are Outputs, Sizes, or values that are returned as
+    """What a traced function returns: leaves are Outputs, sizes, or values that are returned as
     they are."""
 
     leaves: list[Any]
@@ -85,7 +95,7 @@ class CompiledTrace:
 
     def __init__(
         self, name: str, served: Served, result: Result, reason: str,
-        captured: Sequence[Data], compiled: CompiledGraph | None, graph: Graph | None,
+        captured: Sequence[Data], compiled: Graphs | None, graph: Graph | None,
     ) -> None:  # fmt: skip
         self.name, self.served, self.result, self.reason = name, served, result, reason
         self.captured = list(captured)
@@ -106,7 +116,7 @@ class CompiledTrace:
 
     def _make(self, shapes: Shapes) -> Callable[[Sequence[Data]], Any]:
         sizes = self.served.sizes(shapes) or {}
-        fixed = [evaluate(x.dim, sizes) if type(x) is Size else x for x in self.result.leaves]
+        fixed = [evaluate(x.dim, sizes) if type(x) is SizeOf else x for x in self.result.leaves]
         outputs = [(i, x.number) for i, x in enumerate(fixed) if type(x) is Output]
         structure, prints, captured = self.result.structure, self.result.prints, self.captured
         if self.compiled is None:
@@ -121,14 +131,23 @@ class CompiledTrace:
 
             def single(arrays: Sequence[Data]) -> Any:
                 self.calls += 1
-                return Array(run(arrays)[0])
+                try:
+                    return Array(run(arrays)[0])
+                except NumericsError:
+                    self._locate(arrays)
+                    raise
 
             return single
         printed = debug.tracers_of(prints)
 
         def call(arrays: Sequence[Data]) -> Any:
             self.calls += 1
-            results = run([*arrays, *captured] if captured else arrays)
+            given = [*arrays, *captured] if captured else arrays
+            try:
+                results = run(given)
+            except NumericsError:
+                self._locate(given)
+                raise
             leaves = fixed.copy()
             for at, number in outputs:
                 leaves[at] = Array(results[number])
@@ -139,6 +158,11 @@ class CompiledTrace:
             return leaves[0] if structure is LEAF else unflatten(structure, leaves)
 
         return call
+
+    def _locate(self, arrays: Sequence[Data]) -> None:
+        """Raise for the first op of the graph, before any fusion, whose result has a NaN."""
+        if self.graph is not None:
+            evaluate_graph(self.graph, arrays, on_node=check_numbers)
 
     def describe(self) -> Variant:
         rows = zip(self.served.names, self.served.shapes, strict=True)
@@ -156,7 +180,7 @@ def finish(trace: Trace, leaves: list[Any], structure: Structure) -> tuple[Graph
             numbered.append(Output(len(values)))
             values.append(_output(trace, leaf))
         else:
-            numbered.append(leaf)
+            numbered.append(SizeOf(leaf.dim) if isinstance(leaf, Size) else leaf)
     printed = [_output(trace, x) for x in debug.tracers_of(trace.prints)]
     result = Result(numbered, structure, trace.prints)
     values += printed

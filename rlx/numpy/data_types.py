@@ -48,6 +48,8 @@ def dtype_of(dtype: DTypeLike | None, default: DType = dt.f32) -> DType:
 
 
 def _cast(g: Graph, x: Value, dtype: DType) -> Value:
+    if x.shape.dtype.kind == "complex" and dtype is dt.bool_:
+        return g.ne(x, g.constant(0, x.shape.dtype))
     return x.astype(dtype)
 
 

@@ -144,8 +144,11 @@ class EagerCall:
 
     __slots__ = ("_axes", "_run", "_shape", "_views")
 
-    def __init__(self, compiled: CompiledGraph, form: Form | None = None) -> None:
-        self._run = compiled.run_in_order
+    def __init__(
+        self, compiled: CompiledGraph, datas: list[Data], form: Form | None = None
+    ) -> None:
+        shapes = [d.shape for d in datas] if form is None else [o.sizes for o in form.operands]
+        self._run = compiled.caller(tuple(shapes))
         self._views: Sequence[View | None] | None = None
         self._shape: tuple[int, ...] | None = None
         self._axes: tuple[int, ...] | None = None
@@ -245,7 +248,7 @@ def _elementwise_call(build: Build, datas: list[Data], options: Any) -> _Call:
         shapes = [Shape([0] if d.size != 1 else [], d.dtype) for d in datas]
         return NoElements(_graph(build, shapes, options).outputs, shape)
     form = canonical.elementwise(datas, shape)
-    return EagerCall(_compile_form(build, datas, form, options), form)
+    return EagerCall(_compile_form(build, datas, form, options), datas, form)
 
 
 def _reduction_call(
@@ -256,7 +259,8 @@ def _reduction_call(
         graph = _graph(build, [Shape([1] * d.ndim, d.dtype)], (axes, keepdims, *options))
         return NoElements(graph.outputs, tuple(shape))
     form = canonical.reduction(d, axes, keepdims)
-    return EagerCall(_compile_form(build, [d], form, (form.reduced, False, *options)), form)
+    made = _compile_form(build, [d], form, (form.reduced, False, *options))
+    return EagerCall(made, [d], form)
 
 
 def _compile_form(build: Build, datas: list[Data], form: Form, options: Any) -> CompiledGraph:
@@ -304,7 +308,7 @@ def _plain_call(build: Build, datas: list[Data], options: Any) -> EagerCall:
         with _lock:
             made = Session(current_device()).compile(_graph(build, shapes, options))
         found = _remember(_compiled, key, made)
-    return EagerCall(found)
+    return EagerCall(found, datas)
 
 
 def _graph(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ArrayValueError, UnsupportedError
+from rlx.errors import ArrayValueError, AxisError, UnsupportedError
 from rlx.ir.dtype import bool_, i64, promote
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
@@ -29,7 +29,7 @@ def axis_of(axis: int, ndim: int, where: str) -> int:
     except AttributeError:
         raise ArrayValueError("not an axis", where=where, got=repr(axis), expected="int") from None
     if not -ndim <= at < ndim:
-        raise ArrayValueError(
+        raise AxisError(
             "no such axis", where=where, got=at,
             expected=f"{-ndim} … {ndim - 1}" if ndim else "none: the array has no axes",
         )  # fmt: skip

@@ -72,6 +72,10 @@ class CpuBackend(Backend):
 
     # -- compilation ------------------------------------------------------------------------------
 
+    @property
+    def updates_in_place(self) -> bool:
+        return True
+
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
 

@@ -63,6 +63,7 @@ class KernelLaunch:
     fence: bool = False
     long: bool = False  # one launch may take longer than a user waits: see `interruptible`
     host: Node | None = None
+    copies_first: bool = False  # its operand 0 as it is: nothing to do where the result is there
 
 
 _SMALL = 48 << 10  # operations, and bytes
