@@ -195,6 +195,49 @@ def test_quantised_products_read_packed_weights(scheme: str) -> None:
         F.linear(x[..., :32], packed)
 
 
+@pytest.mark.parametrize("scheme", ["q8_0", "int8_b32"])
+def test_quantised_experts(scheme: str) -> None:
+    x, w, expert = _heads(6, 64), _heads(3, 4, 64), np.array([2, 0, 1, 1, 0, 2], np.int32)
+    packed = F.quantize(w, scheme)
+    whole = np.asarray(F.dequantize_weight(packed))
+    assert whole.shape == packed.shape == w.shape
+    expected = np.einsum("tk,tnk->tn", x, whole[expert])
+    y = F.quantized_grouped_matmul(x, packed, expert)
+    # activations are rounded to 8 bits: 1/254 of the largest, over sums of 64 products
+    np.testing.assert_allclose(np.asarray(y), expected, atol=0.15)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+def test_results_keep_the_element_type(dtype: str) -> None:
+    # one rounding of operands and result each: 2⁻¹¹ and 2⁻⁸ of sums of up to 100 numbers around 1
+    tolerance = {"f64": 2e-5, "f16": 0.02, "bf16": 0.15}[dtype]
+    names = ("mish", "softplus", "softmax", "layer norm", "group norm", "conv2d", "max_pool2d",
+             "adaptive_avg_pool2d", "attention", "cross entropy", "bce logits")  # fmt: skip
+    for case in FUNCTIONS:
+        if case.name in names:
+            inputs = case.arrays()
+            given = {k: rnp.asarray(v) for k, v in inputs.items()}
+            given = {k: v.astype(dtype) if v.dtype is rnp.float32 else v for k, v in given.items()}
+            y = eval(case.expression, {"F": F, **given})
+            assert str(y.dtype) == dtype, case.name
+            wide = np.asarray(y).astype(np.float64)
+            np.testing.assert_allclose(
+                wide, GOLDENS[f"{case.name}/y"], rtol=tolerance, atol=tolerance, err_msg=case.name
+            )
+
+
+def test_no_elements() -> None:
+    for made, shape in (
+        (F.relu(np.zeros((0, 3), np.float32)), (0, 3)),
+        (F.conv2d(np.zeros((0, 3, 5, 5), np.float32), _heads(4, 3, 3, 3)), (0, 4, 3, 3)),
+        (F.linear(np.zeros((0, 3), np.float32), _heads(4, 3), _heads(4)), (0, 4)),
+        (F.embedding(np.zeros(0, np.int64), _heads(3, 4)), (0, 4)),
+        (F.dropout(np.zeros((0, 3), np.float32), 0.5, KEY), (0, 3)),
+        (random.normal(KEY, (0, 3)), (0, 3)),
+    ):
+        assert made.shape == shape
+
+
 def test_eight_bit_numbers() -> None:
     x, scale, zero = _heads(3, 4), np.float32(0.05), np.int8(3)
     q = np.asarray(F.quantize_linear(x, scale, zero))

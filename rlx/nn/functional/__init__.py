@@ -105,6 +105,7 @@ from rlx.nn.functional.quantized import (
     quantize,
     quantize_linear,
     quantized_embedding,
+    quantized_grouped_matmul,
     quantized_linear,
 )
 from rlx.nn.functional.sequences import (
@@ -209,6 +210,7 @@ __all__ = [
     "quantize",
     "quantize_linear",
     "quantized_embedding",
+    "quantized_grouped_matmul",
     "quantized_linear",
     "relu",
     "relu6",
