@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nn_cases import FUNCTIONS, Case
 import rlx
 import rlx.numpy as rnp
 from rlx import random
+from rlx.ir.op import REGISTRY
 from rlx.nn import functional as F
 
 GOLDENS = np.load(Path(__file__).parent.parent / "goldens" / "nn.npz")
@@ -236,6 +238,32 @@ def test_no_elements() -> None:
         (random.normal(KEY, (0, 3)), (0, 3)),
     ):
         assert made.shape == shape
+
+
+def test_attention_to_packed_keys_and_values() -> None:
+    q, k, v = _heads(2, 4, 3, 32), _heads(2, 2, 5, 32), _heads(2, 2, 5, 32) + 1
+    exact = np.asarray(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+    @rlx.jit
+    def packed(q: Array, k: Array, v: Array) -> Array:
+        k, v = F.quantize_blocks(k), F.quantize_blocks(v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, kv_scheme="q8_0")
+
+    # 8 bits: 1/254 of the largest, of keys (through scores around 3) and of values
+    np.testing.assert_allclose(np.asarray(packed(q, k, v)), exact, atol=0.05)
+
+
+def test_every_op_has_a_function() -> None:
+    folder = Path(rlx.__file__).parent
+    rooms = [p for r in ("numpy", "random", "nn") for p in (folder / r).rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(p.read_text("utf-8") for p in rooms)))
+    made_by_passes = {
+        "dequant_moe_weights", "elementwise_region", "param", "state_update", "custom",
+        "quantize_weight",
+    }  # fmt: skip
+    ops = {n for n, c in REGISTRY.items() if c.__module__.startswith("rlx.ir.ops.")}
+    left = {n for n in ops - words - made_by_passes if not n.startswith("fused_")}
+    assert not left
 
 
 def test_eight_bit_numbers() -> None:

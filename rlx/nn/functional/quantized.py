@@ -135,6 +135,18 @@ def quantized_embedding(ids: ArrayLike, weight: QuantizedWeight) -> Array:
     return call(_lookup, operands, weight.scheme, _sizes(weight))
 
 
+def _blocks(g: Graph, x: Value, scheme: QuantScheme, width: int) -> Any:
+    x = fixed(g, x, (*[None] * (x.shape.rank - 1), width))
+    return g.quantize_blocks(x, scheme=scheme)
+
+
+def quantize_blocks(x: ArrayLike, scheme: str = "q8_0") -> Array:
+    """Rows x [..., in] packed in blocks, bytes [..., row]: also inside `rlx.jit`, as for the keys
+    and values of a cache."""
+    made = as_array(x)
+    return call(_blocks, [made], QuantScheme.parse(scheme), int(made.shape[-1]))
+
+
 def _rounded(
     g: Graph, x: Value, scale: Value, zero: Value | None, op: str, dtype: DType, axis: int | None
 ) -> Any:
