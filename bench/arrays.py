@@ -1,6 +1,6 @@
 """Arrays and `rlx.jit` beside NumPy, JAX (`jit`) and torch (eager and `torch.compile`).
 
-Calls that take and return arrays, results allocated anew as each library does by default. The peers
+Calls that take and return arrays of the library's own, allocated as it does by default. The peers
 run in one process (`--peer-python`), timed in turns with us, 2 threads each; results are compared.
 A row's peer is the fastest of them. First calls are of new processes, importing left out.
 RLX_TARGET=znver3 holds us and the peers to AVX2.
@@ -76,7 +76,7 @@ class Row:
 
     def __init__(self, name: str, peer: Peer, folder: Path) -> None:
         self.name, self.peer = name, peer
-        given = [rnp.asarray(x) for x in rows.arguments(name)]
+        given = [rnp.array(x) for x in rows.arguments(name)]
         function = rlx.jit(OURS[name])
         self.run = lambda: function(*given)
         expected = self._prepare_peers(folder)
@@ -158,7 +158,7 @@ def call_bar(peer: Peer, folder: Path, rounds: int, used: str) -> Bar:
 
 def eager_bar(rounds: int, used: str) -> Bar:
     """`x + y` on 16 numbers, outside of `rlx.jit`."""
-    x, y = (rnp.asarray(a) for a in rows.arguments("tiny")[:2])
+    x, y = (rnp.array(a) for a in rows.arguments("tiny")[:2])
     ours = median_time(lambda: x + y, 3 * rounds, 1000)
     return Bar(f"eager, {used}", ours * 1e6, "µs", "budget", EAGER, 1.0, False)
 
@@ -171,7 +171,7 @@ numpy = time.perf_counter()
 import rlx, rlx.numpy as rnp
 from bench.peers import array_functions as rows
 imported = time.perf_counter()
-given = [rnp.asarray(x) for x in rows.mlp_arguments(32)]
+given = [rnp.array(x) for x in rows.mlp_arguments(32)]
 f = rlx.jit(lambda *args: rows.mlp(rnp, *args))
 begin = time.perf_counter()
 f(*given)
@@ -212,12 +212,12 @@ def _first_call(bytecode: Path, cache: Path) -> dict[str, float]:
 def new_shapes_bar(peer: Peer, used: str) -> Bar:
     """20 new shapes in a row: the MLP with other numbers of rows. Mean time of a call."""
     function = rlx.jit(functools.partial(rows.mlp, rnp))
-    given = [rnp.asarray(x) for x in rows.mlp_arguments(32)]
+    given = [rnp.array(x) for x in rows.mlp_arguments(32)]
     for _ in range(3):
         function(*given)
     samples = []
     for n in rows.NEW_SHAPES:
-        given[0] = rnp.asarray(rows.mlp_arguments(n)[0])
+        given[0] = rnp.array(rows.mlp_arguments(n)[0])
         start = time.perf_counter()
         function(*given)
         samples.append(time.perf_counter() - start)

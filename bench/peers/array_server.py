@@ -131,7 +131,7 @@ def _compiled(peer: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _array(peer: str, data: Any) -> Any:
     if peer == "numpy":
         return data
-    return jnp.asarray(data) if peer == "jax" else torch.from_numpy(data)
+    return jnp.asarray(data) if peer == "jax" else torch.tensor(data)
 
 
 def _wait(result: Any) -> Any:
