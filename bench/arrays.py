@@ -33,7 +33,7 @@ from bench.peers.pipe import Peer, PeerMissing
 from rlx.nn import functional as F
 
 PEERS = ("numpy", "jax", "torch", "torch.compile")
-SAMPLE = 0.04  # seconds, at least
+TURN = 0.04  # seconds, at least
 COLD, CACHED = 0.3, 0.05  # seconds of a first call
 EAGER = 15.0  # µs
 
@@ -99,31 +99,37 @@ class Row:
             file.unlink()
         return found
 
-    def measure(self, rounds: int, min_calls: int = 1) -> dict[str, float]:
-        """Median seconds a call of each, sampled in turns; `least` has the minima."""
-        samplers: dict[str, Callable[[int], float]] = {"rlx": self._ours}
+    def measure(self, rounds: int, calls: int = 1) -> dict[str, float]:
+        """Median seconds a call of each, in turns of many; `least` has the minima. With more
+        `calls` than one, a sample is the mean of so many."""
+        samplers: dict[str, Callable[[int], list[float]]] = {
+            "rlx": functools.partial(self._ours, calls)
+        }
         for theirs in PEERS:
-            samplers[theirs] = functools.partial(self._theirs, theirs)
-        calls = {}
+            samplers[theirs] = functools.partial(self._theirs, theirs, calls)
+        count = {}
         for name, sample in samplers.items():
-            sample(min_calls)
-            calls[name] = max(min_calls, math.ceil(SAMPLE / sample(min_calls)))
+            sample(1)
+            count[name] = max(1, math.ceil(TURN / (sample(1)[0] * calls)))
         samples: dict[str, list[float]] = {name: [] for name in samplers}
         for _ in range(rounds):
             for name, sample in samplers.items():
-                samples[name].append(sample(calls[name]))
+                samples[name] += sample(count[name])
         self.least = {name: min(found) for name, found in samples.items()}
         return {name: statistics.median(found) for name, found in samples.items()}
 
-    def _ours(self, calls: int) -> float:
-        run = self.run
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        return (time.perf_counter() - start) / calls
+    def _ours(self, calls: int, samples: int) -> list[float]:
+        run, found = self.run, []
+        for _ in range(samples):
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            found.append((time.perf_counter() - start) / calls)
+        return found
 
-    def _theirs(self, theirs: str, calls: int) -> float:
-        found: float = self.peer.ask("time", row=self.name, peer=theirs, calls=calls)["seconds"]
+    def _theirs(self, theirs: str, calls: int, samples: int) -> list[float]:
+        asked = {"row": self.name, "peer": theirs, "samples": samples, "calls": calls}
+        found: list[float] = self.peer.ask("time", **asked)["seconds"]
         return found
 
 
