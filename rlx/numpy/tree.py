@@ -1,5 +1,8 @@
 """Trees of arguments and results: dicts, lists, tuples, named tuples, dataclasses and None.
 
+A class with `tree_flatten(self)`, which returns hashable keys and the children, and a class method
+`tree_unflatten(keys, children)` is a tree too; keys after those of the children are static values.
+
     leaves, structure = flatten({"w": w, "b": [b1, b2]})
     unflatten(structure, leaves)
 
@@ -24,13 +27,23 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     return leaves, _flatten(tree, leaves)
 
 
+_leaf_kinds: set[type] = set()  # types of leaves met so far: what is a tree depends on its type
+
+
 def _flatten(tree: Any, leaves: list[Any]) -> Structure:
+    kind = type(tree)
+    if kind in _leaf_kinds:
+        leaves.append(tree)
+        return LEAF
+    if kind is tuple or kind is list:
+        return (kind, (), tuple([_flatten(child, leaves) for child in tree]))
     parts = _children(tree)
     if parts is None:
+        _leaf_kinds.add(kind)
         leaves.append(tree)
         return LEAF
     keys, children = parts
-    return (type(tree), keys, tuple([_flatten(child, leaves) for child in children]))
+    return (kind, keys, tuple([_flatten(child, leaves) for child in children]))
 
 
 def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
@@ -47,10 +60,18 @@ def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
         return (), tree
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return (), tree
+    if hasattr(kind, "tree_flatten"):
+        flattened: tuple[tuple[Any, ...], Sequence[Any]] = tree.tree_flatten()
+        return flattened
     if dataclasses.is_dataclass(kind):
         keys = tuple(f.name for f in dataclasses.fields(tree))
         return keys, [getattr(tree, k) for k in keys]
     return None
+
+
+def is_tree(x: object) -> bool:
+    """Whether `x` is a container of other trees, not a leaf."""
+    return _children(x) is not None
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
@@ -76,6 +97,8 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
         return dict(zip(keys, children, strict=True))
     if kind in (list, tuple):
         return kind(children)
+    if hasattr(kind, "tree_unflatten"):
+        return kind.tree_unflatten(keys, children)
     if not keys:
         return kind(*children)
     return kind(**dict(zip(keys, children, strict=True)))

@@ -72,13 +72,13 @@ def log(x: Value) -> Value:
 
 
 def log1p(x: Value) -> Value:
-    """ln(1 + x), accurate near 0. Error below 2 ulp; -inf at -1, NaN below."""
+    """ln(1 + x), accurate near 0; −0 of −0. Error below 2 ulp; -inf at -1, NaN below."""
     f = x.fn
     with f.exact():
         rounded = x + 1.0
         lost = x - (rounded - 1.0)
     correction = f.select((x > -1.0) & (x < math.inf), lost / rounded, 0.0)
-    return log(rounded) + correction
+    return f.copysign(log(rounded) + correction, x)
 
 
 def split(x: Value, k: Real) -> tuple[Value, Value]:
@@ -162,7 +162,11 @@ def exp2(x: Value) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    """e^x - 1, accurate near 0. Error below 2.2 ulp."""
+    """e^x - 1, accurate near 0; −0 of −0. Error below 2.2 ulp."""
+    return x.fn.copysign(_expm1(x), x)
+
+
+def _expm1(x: Value) -> Value:
     f, k = x.fn, real(x, "expm1")
     x = _clamped(x, k.expm1_low, k.exp_high)
     count, whole, r = _reduce(x, k)
@@ -174,9 +178,18 @@ def expm1(x: Value) -> Value:
 
 def tanh(x: Value) -> Value:
     """Hyperbolic tangent. Error below 3 ulp."""
-    f = x.fn
-    e = expm1(f.abs(x) * -2.0)
-    return f.copysign(-e / (e + 2.0), x)
+    f, k = x.fn, real(x, "tanh")
+    # -e / (2 + e) with e = e^u - 1, u = -2 |x|: below this bound the result is 1, and no power of
+    # two is denormal
+    u = f.max_fast(f.const(-(k.mantissa + 4) * math.log(2), x.type), f.abs(x) * -2.0)
+    magic = k.magic + k.bias  # so that the low bits are the exponent of the power
+    with f.exact():
+        shifted = f.fma(u, f.const(1 / math.log(2), x.type), magic)
+        r = _remainder(u, shifted - magic, k)
+    power = (shifted.bits() << k.mantissa).bits(x.type)
+    p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
+    e = f.fma(power, p, power - 1.0)
+    return f.copysign(e / (-2.0 - e), x)
 
 
 def sigmoid(x: Value) -> Value:
