@@ -78,7 +78,7 @@ def _scratch(node: Node) -> int:
     return 4 * kernel.blocks * form.group * (form.dim + 2) if kernel.most > 1 else 0
 
 
-@lowers("paged_attention", when=_suits, scratch=_scratch, strided=False)
+@lowers("paged_attention", "rounded_paged_attention", when=_suits, scratch=_scratch, strided=False)
 def lower_paged(node: Node, ctx: Context) -> list[KernelLaunch]:
     if 0 in node.output.shape.dims:
         return []
