@@ -69,7 +69,8 @@ def _decode(node: Node) -> PagedDecode:
     items = upper_bound(node.inputs[0].shape.dims[1], live) * form.kv_heads
     blocks = max(_BLOCKS, min(items, _MOST_BLOCKS))
     parts = min(_MOST_PARTS, -(-upper_bound(table.dims[1] * page, live) // _KEYS), blocks)
-    return PagedDecode(form, page, blocks, max(parts, 1), _runs(node, form))
+    early = all(v.node.op.name == "input" for v in node.inputs[3:6])
+    return PagedDecode(form, page, blocks, max(parts, 1), _runs(node, form), early)
 
 
 def _scratch(node: Node) -> int:
