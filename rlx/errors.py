@@ -12,7 +12,11 @@ RlxError
 ├── BindingError
 ├── InputError
 │   ├── QueueFullError
-│   └── EngineClosedError
+│   ├── EngineClosedError
+│   ├── IndexingError (also an IndexError)
+│   ├── ArrayValueError (also a ValueError)
+│   ├── ArrayTypeError (also a TypeError)
+│   └── ArrayCopyError (also a BufferError)
 ├── BoolConversionError
 ├── UnsupportedError
 ├── OptionError
@@ -132,6 +136,22 @@ class QueueFullError(InputError):
 
 class EngineClosedError(InputError):
     """A request to an engine that is closed, or finishes what it has before it closes."""
+
+
+class IndexingError(InputError, IndexError):
+    """An index of an array out of range, or not an index."""
+
+
+class ArrayValueError(InputError, ValueError):
+    """An argument of an array function whose value does not fit."""
+
+
+class ArrayTypeError(InputError, TypeError):
+    """An argument of an array function of the wrong kind."""
+
+
+class ArrayCopyError(ArrayValueError, BufferError):
+    """`copy=False` where the elements cannot be shared."""
 
 
 class BoolConversionError(RlxError):

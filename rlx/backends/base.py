@@ -97,6 +97,11 @@ class Executable(Unpicklable, ABC):
         the arena.
         """
 
+    def caller(self, order: Sequence[int]) -> Callable[..., None] | None:
+        """`call(arrays, results)`: a run on host arrays with as little overhead as possible, where
+        the device has one. Input i is `arrays[order[i]]`; no dimension is dynamic."""
+        return None
+
     def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
         """A decode loop over this executable. This one runs from the host; a device that can loop
         without the host overrides it."""

@@ -33,7 +33,7 @@ class OpMethods:
     """A method for every MIR op."""
 
     def abs(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+        """|x|; of a complex number its magnitude, a real number [rlx.ir.ops.elementwise.Abs]"""
     def acos(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
     def acosh(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -66,6 +66,11 @@ class OpMethods:
     ) -> Value:
         """The index of the least element, or of the first NaN; the lowest of equal ones
         [rlx.ir.ops.reduce.ArgMin]"""
+    def argsort(
+        self, x: Tensor, axis: int = -1, descending: bool = False, **result: Unpack[Result]
+    ) -> Value:
+        """The indices (i64) that sort an axis; those of equal elements ascend
+        [rlx.ir.ops.sort.ArgSort]"""
     def asin(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the angle in −π/2 … π/2 whose sine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Asin]"""
     def asinh(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -128,7 +133,7 @@ class OpMethods:
         """x limited to low … high; NaN of NaN. Integers take whole bounds
         [rlx.ir.ops.elementwise.Clamp]"""
     def complex(self, re: Tensor, im: Tensor, **result: Unpack[Result]) -> Value:
-        """re + i·im, from f32 parts [rlx.ir.ops.linalg.Complex]"""
+        """re + i·im, from f32 or f64 parts [rlx.ir.ops.linalg.Complex]"""
     def concat(self, *tensors: Any, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Tensors one after the other along an axis, in their promoted element type
         [rlx.ir.ops.layout.Concat]"""
@@ -174,6 +179,16 @@ class OpMethods:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
     def cosh(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """(e^x + e^−x) / 2 [rlx.ir.ops.trigonometry.Cosh]"""
+    def cumprod(
+        self,
+        x: Tensor,
+        axis: int = -1,
+        exclusive: bool = False,
+        reverse: bool = False,
+        **result: Unpack[Result],
+    ) -> Value:
+        """Each element replaced by the product up to it; `exclusive` and `reverse` as in
+        cumsum [rlx.ir.ops.reduce.CumProd]"""
     def cumsum(
         self,
         x: Tensor,
@@ -636,6 +651,18 @@ class OpMethods:
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
         [rlx.ir.ops.paged.PagedAttention]"""
+    def philox(
+        self,
+        c0: Tensor,
+        c1: Tensor,
+        c2: Tensor,
+        c3: Tensor,
+        k0: Tensor,
+        k1: Tensor,
+        **result: Unpack[Result],
+    ) -> Any:
+        """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
+        broadcast [rlx.ir.ops.random.Philox]"""
     def pow(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(
@@ -766,6 +793,12 @@ class OpMethods:
     ) -> Value:
         """x with the slices of `updates` added at `indices` [n]; equal indices add up
         [rlx.ir.ops.index.ScatterAdd]"""
+    def searchsorted(
+        self, table: Tensor, x: Tensor, side: str = "left", **result: Unpack[Result]
+    ) -> Value:
+        """Where each element of x would be inserted to keep the ascending `table` [n] sorted,
+        in i64: on the left, before equal ones, or on the right, after them
+        [rlx.ir.ops.sort.SearchSorted]"""
     def selective_scan(
         self,
         u: Tensor,
@@ -789,7 +822,7 @@ class OpMethods:
     def sigmoid(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+        """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -816,6 +849,10 @@ class OpMethods:
     def solve(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast
         [rlx.ir.ops.linalg.Solve]"""
+    def sort(
+        self, x: Tensor, axis: int = -1, descending: bool = False, **result: Unpack[Result]
+    ) -> Value:
+        """The elements in order along an axis; equal ones keep theirs [rlx.ir.ops.sort.Sort]"""
     def sqrt(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """√x; NaN below 0 [rlx.ir.ops.elementwise.Sqrt]"""
     def square(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -1172,7 +1209,7 @@ class ValueMethods:
     """Every op and block, its first tensor the value."""
 
     def abs(self, **result: Unpack[Result]) -> Value:
-        """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+        """|x|; of a complex number its magnitude, a real number [rlx.ir.ops.elementwise.Abs]"""
     def acos(self, **result: Unpack[Result]) -> Value:
         """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
     def acosh(self, **result: Unpack[Result]) -> Value:
@@ -1199,6 +1236,9 @@ class ValueMethods:
     def argmin(self, axis: int = -1, keepdims: bool = False, **result: Unpack[Result]) -> Value:
         """The index of the least element, or of the first NaN; the lowest of equal ones
         [rlx.ir.ops.reduce.ArgMin]"""
+    def argsort(self, axis: int = -1, descending: bool = False, **result: Unpack[Result]) -> Value:
+        """The indices (i64) that sort an axis; those of equal elements ascend
+        [rlx.ir.ops.sort.ArgSort]"""
     def asin(self, **result: Unpack[Result]) -> Value:
         """the angle in −π/2 … π/2 whose sine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Asin]"""
     def asinh(self, **result: Unpack[Result]) -> Value:
@@ -1261,7 +1301,7 @@ class ValueMethods:
         """x limited to low … high; NaN of NaN. Integers take whole bounds
         [rlx.ir.ops.elementwise.Clamp]"""
     def complex(self, im: Tensor, **result: Unpack[Result]) -> Value:
-        """re + i·im, from f32 parts [rlx.ir.ops.linalg.Complex]"""
+        """re + i·im, from f32 or f64 parts [rlx.ir.ops.linalg.Complex]"""
     def concat(self, *tensors: Any, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Tensors one after the other along an axis, in their promoted element type
         [rlx.ir.ops.layout.Concat]"""
@@ -1333,6 +1373,15 @@ class ValueMethods:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
     def cosh(self, **result: Unpack[Result]) -> Value:
         """(e^x + e^−x) / 2 [rlx.ir.ops.trigonometry.Cosh]"""
+    def cumprod(
+        self,
+        axis: int = -1,
+        exclusive: bool = False,
+        reverse: bool = False,
+        **result: Unpack[Result],
+    ) -> Value:
+        """Each element replaced by the product up to it; `exclusive` and `reverse` as in
+        cumsum [rlx.ir.ops.reduce.CumProd]"""
     def cumsum(
         self,
         axis: int = -1,
@@ -1815,6 +1864,11 @@ class ValueMethods:
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
         [rlx.ir.ops.paged.PagedAttention]"""
+    def philox(
+        self, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor, **result: Unpack[Result]
+    ) -> Any:
+        """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
+        broadcast [rlx.ir.ops.random.Philox]"""
     def pow(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(
@@ -1957,6 +2011,10 @@ class ValueMethods:
     ) -> Value:
         """x with the slices of `updates` added at `indices` [n]; equal indices add up
         [rlx.ir.ops.index.ScatterAdd]"""
+    def searchsorted(self, x: Tensor, side: str = "left", **result: Unpack[Result]) -> Value:
+        """Where each element of x would be inserted to keep the ascending `table` [n] sorted,
+        in i64: on the left, before equal ones, or on the right, after them
+        [rlx.ir.ops.sort.SearchSorted]"""
     def selective_scan(
         self,
         delta: Tensor,
@@ -1983,7 +2041,7 @@ class ValueMethods:
     def sigmoid(self, **result: Unpack[Result]) -> Value:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, **result: Unpack[Result]) -> Value:
-        """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+        """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, **result: Unpack[Result]) -> Value:
@@ -2009,6 +2067,8 @@ class ValueMethods:
     def solve(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast
         [rlx.ir.ops.linalg.Solve]"""
+    def sort(self, axis: int = -1, descending: bool = False, **result: Unpack[Result]) -> Value:
+        """The elements in order along an axis; equal ones keep theirs [rlx.ir.ops.sort.Sort]"""
     def sqrt(self, **result: Unpack[Result]) -> Value:
         """√x; NaN below 0 [rlx.ir.ops.elementwise.Sqrt]"""
     def square(self, **result: Unpack[Result]) -> Value:

@@ -11,6 +11,7 @@ A function runs at once, from a kernel that is compiled once for its element typ
 
 from __future__ import annotations
 
+import sys
 from math import e, inf, nan, pi
 
 from rlx.ir.dtype import bf16 as bfloat16
@@ -27,6 +28,7 @@ from rlx.ir.dtype import u8 as uint8
 from rlx.ir.dtype import u16 as uint16
 from rlx.ir.dtype import u32 as uint32
 from rlx.ir.dtype import u64 as uint64
+from rlx.numpy import operators as _operators
 from rlx.numpy.array import Array
 from rlx.numpy.creation import (
     arange,
@@ -39,10 +41,20 @@ from rlx.numpy.creation import (
     full,
     full_like,
     linspace,
+    meshgrid,
     ones,
     ones_like,
     zeros,
     zeros_like,
+)
+from rlx.numpy.data_types import (
+    __array_namespace_info__,
+    astype,
+    can_cast,
+    finfo,
+    iinfo,
+    isdtype,
+    result_type,
 )
 from rlx.numpy.elementwise import (
     abs,
@@ -51,7 +63,6 @@ from rlx.numpy.elementwise import (
     add,
     asin,
     asinh,
-    astype,
     atan,
     atan2,
     atanh,
@@ -99,6 +110,7 @@ from rlx.numpy.elementwise import (
     minimum,
     multiply,
     negative,
+    nextafter,
     not_equal,
     positive,
     pow,
@@ -106,7 +118,6 @@ from rlx.numpy.elementwise import (
     reciprocal,
     relu,
     remainder,
-    result_type,
     round,
     sigmoid,
     sign,
@@ -123,8 +134,10 @@ from rlx.numpy.elementwise import (
     trunc,
     where,
 )
+from rlx.numpy.indexing import take, take_along_axis
 from rlx.numpy.manipulation import (
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     concat,
     expand_dims,
@@ -137,8 +150,6 @@ from rlx.numpy.manipulation import (
     roll,
     squeeze,
     stack,
-    take,
-    take_along_axis,
     tile,
     transpose,
     tril,
@@ -153,7 +164,9 @@ from rlx.numpy.reductions import (
     argmin,
     argsort,
     count_nonzero,
+    cumulative_prod,
     cumulative_sum,
+    diff,
     log_softmax,
     max,
     mean,
@@ -173,6 +186,7 @@ newaxis = None
 __array_api_version__ = "2025.12"
 __all__ = [
     "Array",
+    "__array_namespace_info__",
     "abs",
     "acos",
     "acosh",
@@ -200,7 +214,9 @@ __all__ = [
     "bitwise_xor",
     "bool",
     "broadcast_arrays",
+    "broadcast_shapes",
     "broadcast_to",
+    "can_cast",
     "ceil",
     "clip",
     "complex64",
@@ -210,7 +226,9 @@ __all__ = [
     "cos",
     "cosh",
     "count_nonzero",
+    "cumulative_prod",
     "cumulative_sum",
+    "diff",
     "divide",
     "e",
     "einsum",
@@ -223,6 +241,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "finfo",
     "flip",
     "float16",
     "float32",
@@ -237,12 +256,14 @@ __all__ = [
     "greater",
     "greater_equal",
     "hypot",
+    "iinfo",
     "imag",
     "inf",
     "int8",
     "int16",
     "int32",
     "int64",
+    "isdtype",
     "isfinite",
     "isinf",
     "isnan",
@@ -264,6 +285,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "meshgrid",
     "min",
     "minimum",
     "moveaxis",
@@ -271,6 +293,7 @@ __all__ = [
     "nan",
     "negative",
     "newaxis",
+    "nextafter",
     "nonzero",
     "not_equal",
     "ones",
@@ -329,3 +352,5 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+_operators.functions = sys.modules[__name__]

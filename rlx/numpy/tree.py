@@ -25,12 +25,15 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def _flatten(tree: Any, leaves: list[Any]) -> Structure:
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return (kind, (), tuple([_flatten(child, leaves) for child in tree]))
     parts = _children(tree)
     if parts is None:
         leaves.append(tree)
         return LEAF
     keys, children = parts
-    return (type(tree), keys, tuple([_flatten(child, leaves) for child in children]))
+    return (kind, keys, tuple([_flatten(child, leaves) for child in children]))
 
 
 def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
@@ -51,6 +54,11 @@ def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
         keys = tuple(f.name for f in dataclasses.fields(tree))
         return keys, [getattr(tree, k) for k in keys]
     return None
+
+
+def is_tree(x: object) -> bool:
+    """Whether `x` is a container of other trees, not a leaf."""
+    return _children(x) is not None
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:

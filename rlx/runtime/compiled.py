@@ -32,10 +32,16 @@ from rlx.runtime.params import (
     contiguous,
 )
 from rlx.runtime.phase_runs import PhaseRuns, phase_span, sizes_needed
-from rlx.runtime.variants import VariantCache, VariantProvider, users_manifest
+from rlx.runtime.variants import (
+    VariantCache,
+    VariantProvider,
+    dispatch_key,
+    run_instrumented,
+    users_manifest,
+)
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
-from rlx.support.settings import check_nan, debug, debug_level
+from rlx.support.settings import NAN_CHECKS, check_nan, debug_level
 
 
 class CompiledGraph(Unpicklable):
@@ -171,7 +177,7 @@ class CompiledGraph(Unpicklable):
 
     def _run_arrays(self, arrays: Sequence[Any], sizes: Any) -> tuple[Array, ...]:
         shapes = tuple([a.shape for a in arrays])
-        key = _dispatch_key(shapes, sizes) if sizes else shapes
+        key = dispatch_key(shapes, sizes) if sizes else shapes
         with self._lock:
             entry = self._variants.dispatch_cache.get(key)
             if entry is None:
@@ -185,7 +191,7 @@ class CompiledGraph(Unpicklable):
                 return self._run_copied(executable, given, dims)
             results = tuple([np.empty(shape, element) for shape, element in output_types])
             given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
-            if self._instrumented:
+            if self._instrumented or NAN_CHECKS.wanted:
                 self._run_instrumented(executable, given, outputs, dims)
             else:
                 executable.run(given, outputs, dims)
@@ -194,6 +200,31 @@ class CompiledGraph(Unpicklable):
     def run_in_order(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Run once on NumPy arrays in the order of the inputs. Element types are not checked."""
         return self._run_arrays([contiguous(a) for a in arrays], None)
+
+    def caller(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., Sequence[Array]]:
+        """`run_in_order` for inputs of these shapes alone; it looks nothing up."""
+        with self._lock:
+            entry = self._variants.dispatch_cache.get(shapes)
+            if entry is None:
+                entry = self._variants.dispatch(shapes, None, shapes)
+            executable, dims, output_types, order = entry
+            self._attach(executable)
+            run = None if dims or self._signature.states else executable.caller(order)
+            stale = self._instrumented or not self._on_host or bool(self._signature.params)
+        if run is None or stale:
+            return self.run_in_order
+        lock, current, empty = self._lock, (executable, dims), np.empty
+
+        def call(arrays: Sequence[Array]) -> Sequence[Array]:
+            if NAN_CHECKS.wanted:
+                return self.run_in_order(arrays)
+            with lock:
+                self._current, self._phase_runs = current, None
+                results = [empty(shape, element) for shape, element in output_types]
+                run(arrays, results)
+            return results
+
+        return call
 
     def __call__(
         self, *arrays: Any, sizes: Mapping[str, int] | None = None, **named: Any
@@ -243,23 +274,8 @@ class CompiledGraph(Unpicklable):
                 executable.slot(entry, dims).copy_in(array)
         return given
 
-    def _run_instrumented(
-        self,
-        executable: Executable,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        dims: Mapping[str, int],
-    ) -> None:
-        """Run with RLX_DEBUG ≥ 2 (profiled) or RLX_CHECK_NAN."""
-        if check_nan():
-            executable.run_checked(inputs, outputs, dims)
-        if debug_level() >= 2:
-            with executable.recording() as recording:
-                executable.run(inputs, outputs, dims)
-                self.allocator.synchronize()
-            debug(2, f"{self._signature.name}\n{recording.profile()}")
-        elif not check_nan():
-            executable.run(inputs, outputs, dims)
+    def _run_instrumented(self, executable: Executable, *run: Any) -> None:
+        run_instrumented(self._signature.name, self.allocator, executable, *run)
 
     def _run_phases(
         self, inputs: Mapping[str, Any], sizes: Mapping[str, int] | None, span: Span
@@ -481,14 +497,3 @@ class CompiledGraph(Unpicklable):
         rows |= {"params": len(self._signature.params), "outputs": ", ".join(self.output_names)}
         title = f"{self._signature.name} on {self.template.backend.name}"
         return card(title, rows | {"variants": len(self._variants)})
-
-
-def _dispatch_key(shapes: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[Any, ...]:
-    try:
-        key = (*shapes, *sorted(sizes.items()))
-        hash(key)
-        return key
-    except (AttributeError, TypeError):
-        raise BindingError(
-            "not sizes", where="run", got=f"{sizes!r:.60}", expected='a mapping such as {"seq": 8}'
-        ) from None

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from rlx.backends.base import Backend, Executable
+from rlx.backends.base import Backend, Buffers, Executable, Sizes
+from rlx.backends.buffer import Allocator
 from rlx.errors import BindingError, OptionError
 from rlx.ir.binding import DimBinding, UpTo, infer_sizes, require_known
 from rlx.ir.graph import Graph
@@ -20,6 +21,7 @@ from rlx.ir.shape import Shape
 from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
 from rlx.support.records import dataclass
+from rlx.support.settings import check_nan, debug, debug_level
 
 
 @dataclass(frozen=True)
@@ -224,3 +226,31 @@ def _size(symbol: str, bound: int, known: Mapping[str, int]) -> int:
             expected=f"0 … {bound}",
         )  # fmt: skip
     return known[symbol]
+
+
+def dispatch_key(shapes: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[Any, ...]:
+    """What a run is dispatched by."""
+    try:
+        key = (*shapes, *sorted(sizes.items()))
+        hash(key)
+        return key
+    except (AttributeError, TypeError):
+        raise BindingError(
+            "not sizes", where="run", got=f"{sizes!r:.60}", expected='a mapping such as {"seq": 8}'
+        ) from None
+
+
+def run_instrumented(
+    name: str, allocator: Allocator, executable: Executable, inputs: Buffers, outputs: Buffers,
+    sizes: Sizes,
+) -> None:  # fmt: skip
+    """Run with RLX_DEBUG ≥ 2 (profiled), or with every result checked for NaNs."""
+    if check_nan():
+        executable.run_checked(inputs, outputs, sizes)
+    if debug_level() >= 2:
+        with executable.recording() as recording:
+            executable.run(inputs, outputs, sizes)
+            allocator.synchronize()
+        debug(2, f"{name}\n{recording.profile()}")
+    elif not check_nan():
+        executable.run(inputs, outputs, sizes)

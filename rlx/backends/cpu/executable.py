@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Buffers, KernelExecutable, PlanInfo, Sizes, Span, raise_bad_index
-from rlx.backends.buffer import HOST, Buffer
+from rlx.backends.buffer import HOST, Buffer, HostBuffer
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.executor.control_block import BARRIER, LONG
 from rlx.backends.cpu.interruptible import AsideRun, handles_signals, long_check
@@ -158,6 +158,38 @@ class CpuExecutable(KernelExecutable):
         if self._status[0]:
             self._raise_status()
 
+    def caller(self, order: Sequence[int]) -> Callable[..., None] | None:
+        if self._long is not None or self.relocatable.hosts or self.symbols:
+            return None
+        self.check_sizes()
+        inputs = [(x, i) for i, (x, _) in zip(order, self._input_args, strict=True) if x >= 0]
+        outputs = [(x, i) for i, (x, _) in enumerate(self._output_args) if x >= 0]
+        addresses, dynamic = self._external_addresses, self._dynamic_args
+        fill, status, run_all = self._fill, self._status, self.pool.run_all
+        program, from_buffer = self.linked.program, c_char.from_buffer
+
+        def call(arrays: Sequence[Array], results: Sequence[Array]) -> None:
+            if self.recorder is not None or self._abandoned is not None:
+                given = [HostBuffer(contiguous(arrays[i])) for i in order]
+                self.run(given, [HostBuffer(a) for a in results], {})
+                return
+            kept = arrays
+            try:
+                for index, i in inputs:
+                    addresses[index] = addressof(from_buffer(arrays[i]))
+            except (TypeError, ValueError, BufferError):  # read-only, empty or strided
+                kept = [contiguous(a) for a in arrays]  # alive until the run is over
+                for index, i in inputs:
+                    addresses[index] = address_of(kept[i])
+            for index, i in outputs:
+                addresses[index] = _fast_address(results[i])
+            fill(dynamic, addresses)
+            run_all(program)
+            if status[0]:
+                self._raise_status()
+
+        return call
+
     def _is_long(self, sizes: Mapping[str, int]) -> bool:
         assert self._long is not None
         # time stamps and host calls belong to the thread that asked for the run
@@ -268,6 +300,10 @@ class CpuExecutable(KernelExecutable):
         site = self.relocatable.error_sites[self._status[0]]
         self._status[0] = 0
         raise_bad_index(site.op, site.operands, site.origin)
+
+
+def contiguous(array: Array) -> Array:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _fast_address(array: Any) -> int:

@@ -244,7 +244,10 @@ def link(relocatable: RelocatableProgram, kernels: Mapping[str, Kernel]) -> Link
     fns = code[relocatable.calls]  # a host call is −1: the null at the end
     table = LaunchTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
     keep, count = (kernels, relocatable.constants), len(relocatable.dynamic_args)
-    program = Program(table, relocatable.patches, count, relocatable.workers, keep)
+    # a program of solo launches alone wakes no worker
+    solo = bool((relocatable.flags & control_block.SOLO).all())
+    workers = 1 if solo else relocatable.workers
+    program = Program(table, relocatable.patches, count, workers, keep)
     addresses = np.zeros(CONSTANT + len(relocatable.constants), np.int64)
     addresses[ARENA], addresses[STATUS] = address_of(arena), address_of(status)
     addresses[ARGS] = program.arg_address(0)

@@ -187,24 +187,25 @@ class Imag(Op):
 
 
 def _part(x: Shape) -> Shape:
-    if x.dtype is not dt.c64:
-        raise DTypeError("x must be complex", got=x, expected="c64")
-    return x.with_dtype(dt.f32)
+    if not x.dtype.is_complex:
+        raise DTypeError("x must be complex", got=x, expected="c64 or c128")
+    return x.with_dtype(x.dtype.part)
 
 
 @op("complex", is_elementwise=True)
 class Complex(Op):
-    """re + i·im, from f32 parts."""
+    """re + i·im, from f32 or f64 parts."""
 
     def infer(self, re: Shape, im: Shape) -> Shape:
-        for shape, what in ((re, "re"), (im, "im")):
-            if shape.dtype is not dt.f32:
-                raise DTypeError(f"{what} has the wrong type", got=shape, expected="f32")
-        return Shape(broadcast_dims(re.dims, im.dims), dt.c64)
+        if re.dtype not in (dt.f32, dt.f64):
+            raise DTypeError("re has the wrong type", got=re, expected="f32 or f64")
+        if im.dtype is not re.dtype:
+            raise DTypeError("im has the wrong type", got=im, expected=f"{re.dtype}, as re")
+        return Shape(broadcast_dims(re.dims, im.dims), dt.complex_of(re.dtype))
 
     def reference(self, re: Array, im: Array) -> Array:
         re, im = np.broadcast_arrays(re, im)
-        made = np.empty(re.shape, np.complex64)
+        made = np.empty(re.shape, dt.complex_of(DType.of(re.dtype)).numpy)
         made.real, made.imag = re, im  # re + 1j·im would make NaN of an infinity
         return made
 

@@ -72,13 +72,13 @@ def log(x: Value) -> Value:
 
 
 def log1p(x: Value) -> Value:
-    """ln(1 + x), accurate near 0. Error below 2 ulp; -inf at -1, NaN below."""
+    """ln(1 + x), accurate near 0; −0 of −0. Error below 2 ulp; -inf at -1, NaN below."""
     f = x.fn
     with f.exact():
         rounded = x + 1.0
         lost = x - (rounded - 1.0)
     correction = f.select((x > -1.0) & (x < math.inf), lost / rounded, 0.0)
-    return log(rounded) + correction
+    return f.copysign(log(rounded) + correction, x)
 
 
 def split(x: Value, k: Real) -> tuple[Value, Value]:
@@ -162,7 +162,11 @@ def exp2(x: Value) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    """e^x - 1, accurate near 0. Error below 2.2 ulp."""
+    """e^x - 1, accurate near 0; −0 of −0. Error below 2.2 ulp."""
+    return x.fn.copysign(_expm1(x), x)
+
+
+def _expm1(x: Value) -> Value:
     f, k = x.fn, real(x, "expm1")
     x = _clamped(x, k.expm1_low, k.exp_high)
     count, whole, r = _reduce(x, k)
@@ -175,7 +179,7 @@ def expm1(x: Value) -> Value:
 def tanh(x: Value) -> Value:
     """Hyperbolic tangent. Error below 3 ulp."""
     f = x.fn
-    e = expm1(f.abs(x) * -2.0)
+    e = _expm1(f.abs(x) * -2.0)
     return f.copysign(-e / (e + 2.0), x)
 
 

@@ -21,7 +21,7 @@ from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import quiet, require_indices, require_rank, require_same, rounded
-from rlx.ir.ops.elementwise import activate, activation_flops, require_activation
+from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.matmul import grouped_cost, matmul_cost, require_routes, widened
 from rlx.ir.shape import Shape
 

@@ -195,7 +195,11 @@ def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     if node.output.dtype.kind == "complex":
         columns_contiguous = problem.w_unit == "n"
         return [
-            _scratchless_step(node, problem, ComplexGemm(columns_contiguous, len(problem.batch)))
+            _scratchless_step(
+                node,
+                problem,
+                ComplexGemm(columns_contiguous, len(problem.batch), node.output.dtype),
+            )
         ]
     kind = _gemv_kind(problem, single_column) if problem.m == 1 else None
     if kind is not None:

@@ -16,7 +16,7 @@ from rlx.backends.cpu.layouts.pack import (
     panel_layout,
     strassen_layout,
 )
-from rlx.ir.dtype import DType, c64, f32, f64
+from rlx.ir.dtype import DType, f32, f64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, make_op
@@ -109,11 +109,12 @@ def _matmul(packer: _Packer, node: Node) -> Value | None:
 
 
 def _complex(packer: _Packer, node: Node) -> Value | None:
-    """The complex GEMM takes complex operands only: cast the real one."""
-    if all(v.dtype is c64 for v in node.inputs):
+    """The complex GEMM takes operands of the result's type only: cast others."""
+    result = node.output.dtype
+    if all(v.dtype is result for v in node.inputs):
         return None
-    cast = make_op("cast", {"dtype": c64})
-    wide = [v if v.dtype is c64 else packer.append(cast, v) for v in node.inputs]
+    cast = make_op("cast", {"dtype": result})
+    wide = [v if v.dtype is result else packer.append(cast, v) for v in node.inputs]
     return packer.append(node.op, *wide)
 
 
