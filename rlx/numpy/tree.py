@@ -1,5 +1,8 @@
 """Trees of arguments and results: dicts, lists, tuples, named tuples, dataclasses and None.
 
+A class with `tree_flatten(self)`, which returns hashable keys and the children, and a class method
+`tree_unflatten(keys, children)` is a tree too; keys after those of the children are static values.
+
     leaves, structure = flatten({"w": w, "b": [b1, b2]})
     unflatten(structure, leaves)
 
@@ -50,6 +53,9 @@ def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
         return (), tree
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return (), tree
+    if hasattr(kind, "tree_flatten"):
+        flattened: tuple[tuple[Any, ...], Sequence[Any]] = tree.tree_flatten()
+        return flattened
     if dataclasses.is_dataclass(kind):
         keys = tuple(f.name for f in dataclasses.fields(tree))
         return keys, [getattr(tree, k) for k in keys]
@@ -84,6 +90,8 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
         return dict(zip(keys, children, strict=True))
     if kind in (list, tuple):
         return kind(children)
+    if hasattr(kind, "tree_unflatten"):
+        return kind.tree_unflatten(keys, children)
     if not keys:
         return kind(*children)
     return kind(**dict(zip(keys, children, strict=True)))
