@@ -17,10 +17,10 @@ from rlx.support.gc_pause import without_gc
 # every public name and its module; `python tests/public_names.py` writes __init__.pyi from it
 _HOMES = {
     "rlx.errors": (
-        "ArrayCopyError ArrayTypeError ArrayValueError AttributeValueError BindingError "
-        "BoolConversionError CodegenError DTypeError EngineClosedError FormatError IndexingError "
-        "InputError NameConflictError NumericsError OptionError OutOfMemoryError ParseError "
-        "QueueFullError RlxError ShapeError StageError UnsupportedError VerifyError"
+        "ArrayCopyError ArrayTypeError ArrayValueError AttributeValueError AxisError "
+        "BindingError BoolConversionError CodegenError DTypeError EngineClosedError FormatError "
+        "IndexingError InputError NameConflictError NumericsError OptionError OutOfMemoryError "
+        "ParseError QueueFullError RlxError ShapeError StageError UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo bind_graph",
@@ -69,6 +69,7 @@ _HOMES = {
     "rlx.numpy.array": "Array",
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",
+    "rlx.numpy.function_file": "load_function",
     "rlx.numpy.jit": "JitFunction debug jit",
 }
 

@@ -5,6 +5,7 @@ from rlx.errors import (
     ArrayTypeError as ArrayTypeError,
     ArrayValueError as ArrayValueError,
     AttributeValueError as AttributeValueError,
+    AxisError as AxisError,
     BindingError as BindingError,
     BoolConversionError as BoolConversionError,
     CodegenError as CodegenError,
@@ -135,6 +136,7 @@ from rlx.numpy.control_flow import (
     while_loop as while_loop,
 )
 from rlx.numpy.device import default_device as default_device
+from rlx.numpy.function_file import load_function as load_function
 from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
 from rlx import nn as nn, numpy as numpy, random as random
 

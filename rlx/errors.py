@@ -15,8 +15,9 @@ RlxError
 │   ├── EngineClosedError
 │   ├── IndexingError (also an IndexError)
 │   ├── ArrayValueError (also a ValueError)
-│   ├── ArrayTypeError (also a TypeError)
-│   └── ArrayCopyError (also a BufferError)
+│   │   ├── AxisError (also an IndexError)
+│   │   └── ArrayCopyError (also a BufferError)
+│   └── ArrayTypeError (also a TypeError)
 ├── BoolConversionError
 ├── UnsupportedError
 ├── OptionError
@@ -148,6 +149,10 @@ class ArrayValueError(InputError, ValueError):
 
 class ArrayTypeError(InputError, TypeError):
     """An argument of an array function of the wrong kind."""
+
+
+class AxisError(ArrayValueError, IndexError):
+    """An axis that the array does not have."""
 
 
 class ArrayCopyError(ArrayValueError, BufferError):

@@ -127,6 +127,9 @@ class OpMethods:
         """x in another element type [rlx.ir.ops.elementwise.Cast]"""
     def ceil(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the next whole number towards +inf [rlx.ir.ops.elementwise.Ceil]"""
+    def cholesky(self, x: Tensor, upper: bool = False, **result: Unpack[Result]) -> Value:
+        """The lower triangular l with x = l·lᴴ of a positive definite x, or with `upper` u and
+        uᴴ·u [rlx.ir.ops.factorizations.Cholesky]"""
     def clamp(
         self, x: Tensor, low: float = ..., high: float = ..., **result: Unpack[Result]
     ) -> Value:
@@ -281,6 +284,12 @@ class OpMethods:
     ) -> Value:
         """Sums over pairs of contracted axes; batch axes come first, then the free ones of a,
         of b [rlx.ir.ops.matmul.DotGeneral]"""
+    def eig(self, x: Tensor, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Complex eigenvalues of a square x, and eigenvectors as columns
+        [rlx.ir.ops.factorizations.Eig]"""
+    def eigh(self, x: Tensor, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Eigenvalues of a symmetric or Hermitian x in ascending order, and eigenvectors as
+        columns [rlx.ir.ops.factorizations.Eigh]"""
     def elementwise_region(self, *tensors: Any, body: BodyLike, **result: Unpack[Result]) -> Any:
         """A subgraph of elementwise, broadcast, reduction, layout and gather ops, run as one
         kernel [rlx.ir.ops.fused.ElementwiseRegion]"""
@@ -673,6 +682,11 @@ class OpMethods:
         **result: Unpack[Result],
     ) -> Value:
         """The product of the elements; 1 of none [rlx.ir.ops.reduce.Prod]"""
+    def qr(
+        self, x: Tensor, complete: bool = False, tall: bool = True, **result: Unpack[Result]
+    ) -> tuple[Value, Value]:
+        """x = q·r with orthonormal columns of q and upper triangular r
+        [rlx.ir.ops.factorizations.Qr]"""
     def quantize(
         self,
         x: Tensor,
@@ -841,6 +855,9 @@ class OpMethods:
     ) -> Value:
         """Every steps[i]-th element from starts[i] to before stops[i], per axis
         [rlx.ir.ops.layout.Slice]"""
+    def slogdet(self, x: Tensor, **result: Unpack[Result]) -> tuple[Value, Value]:
+        """The sign of the determinant, of a complex x a number of size 1, and ln |det x|
+        [rlx.ir.ops.factorizations.SlogDet]"""
     def softmax(self, x: Tensor, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
@@ -880,6 +897,16 @@ class OpMethods:
     ) -> Value:
         """The sum of the elements; 0 of none. Of bools: how many are true
         [rlx.ir.ops.reduce.Sum]"""
+    def svd(
+        self,
+        x: Tensor,
+        full: bool = False,
+        tall: bool = True,
+        vectors: bool = True,
+        **result: Unpack[Result],
+    ) -> Any:
+        """x = u·diag(s)·vh with orthonormal u and vh, and s ≥ 0 in descending order
+        [rlx.ir.ops.factorizations.Svd]"""
     def take_along(
         self, x: Tensor, indices: Tensor, axis: int = -1, **result: Unpack[Result]
     ) -> Value:
@@ -1297,6 +1324,9 @@ class ValueMethods:
         """x in another element type [rlx.ir.ops.elementwise.Cast]"""
     def ceil(self, **result: Unpack[Result]) -> Value:
         """the next whole number towards +inf [rlx.ir.ops.elementwise.Ceil]"""
+    def cholesky(self, upper: bool = False, **result: Unpack[Result]) -> Value:
+        """The lower triangular l with x = l·lᴴ of a positive definite x, or with `upper` u and
+        uᴴ·u [rlx.ir.ops.factorizations.Cholesky]"""
     def clamp(self, low: float = ..., high: float = ..., **result: Unpack[Result]) -> Value:
         """x limited to low … high; NaN of NaN. Integers take whole bounds
         [rlx.ir.ops.elementwise.Clamp]"""
@@ -1462,6 +1492,12 @@ class ValueMethods:
     ) -> Value:
         """Sums over pairs of contracted axes; batch axes come first, then the free ones of a,
         of b [rlx.ir.ops.matmul.DotGeneral]"""
+    def eig(self, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Complex eigenvalues of a square x, and eigenvectors as columns
+        [rlx.ir.ops.factorizations.Eig]"""
+    def eigh(self, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Eigenvalues of a symmetric or Hermitian x in ascending order, and eigenvectors as
+        columns [rlx.ir.ops.factorizations.Eigh]"""
     def elu(self, alpha: float = 1.0, **result: Unpack[Result]) -> Value:
         """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.elementwise.Elu]"""
     def embedding(self, table: Tensor, scale: float = 1.0, **result: Unpack[Result]) -> Value:
@@ -1895,6 +1931,11 @@ class ValueMethods:
     ) -> Value:
         """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope
         [rlx.ir.blocks.attention.QkNormRope]"""
+    def qr(
+        self, complete: bool = False, tall: bool = True, **result: Unpack[Result]
+    ) -> tuple[Value, Value]:
+        """x = q·r with orthonormal columns of q and upper triangular r
+        [rlx.ir.ops.factorizations.Qr]"""
     def quantize(
         self,
         scale: Tensor,
@@ -2059,6 +2100,9 @@ class ValueMethods:
     ) -> Value:
         """Every steps[i]-th element from starts[i] to before stops[i], per axis
         [rlx.ir.ops.layout.Slice]"""
+    def slogdet(self, **result: Unpack[Result]) -> tuple[Value, Value]:
+        """The sign of the determinant, of a complex x a number of size 1, and ln |det x|
+        [rlx.ir.ops.factorizations.SlogDet]"""
     def softmax(self, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
@@ -2094,6 +2138,11 @@ class ValueMethods:
     ) -> Value:
         """The sum of the elements; 0 of none. Of bools: how many are true
         [rlx.ir.ops.reduce.Sum]"""
+    def svd(
+        self, full: bool = False, tall: bool = True, vectors: bool = True, **result: Unpack[Result]
+    ) -> Any:
+        """x = u·diag(s)·vh with orthonormal u and vh, and s ≥ 0 in descending order
+        [rlx.ir.ops.factorizations.Svd]"""
     def swiglu_ffn(
         self,
         up_w: Tensor,

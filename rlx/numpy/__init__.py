@@ -17,6 +17,7 @@ from math import e, inf, nan, pi
 from rlx.ir.dtype import bf16 as bfloat16
 from rlx.ir.dtype import bool_ as bool
 from rlx.ir.dtype import c64 as complex64
+from rlx.ir.dtype import c128 as complex128
 from rlx.ir.dtype import f16 as float16
 from rlx.ir.dtype import f32 as float32
 from rlx.ir.dtype import f64 as float64
@@ -28,8 +29,9 @@ from rlx.ir.dtype import u8 as uint8
 from rlx.ir.dtype import u16 as uint16
 from rlx.ir.dtype import u32 as uint32
 from rlx.ir.dtype import u64 as uint64
+from rlx.numpy import fft, linalg
 from rlx.numpy import operators as _operators
-from rlx.numpy.array import Array
+from rlx.numpy.array import Array, item_assignment
 from rlx.numpy.creation import (
     arange,
     array,
@@ -162,7 +164,6 @@ from rlx.numpy.reductions import (
     any,
     argmax,
     argmin,
-    argsort,
     count_nonzero,
     cumulative_prod,
     cumulative_sum,
@@ -171,16 +172,15 @@ from rlx.numpy.reductions import (
     max,
     mean,
     min,
-    nonzero,
     prod,
-    searchsorted,
     softmax,
-    sort,
     std,
     sum,
-    unique_values,
     var,
 )
+from rlx.numpy.searching import nonzero, searchsorted
+from rlx.numpy.sets import isin, unique_all, unique_counts, unique_inverse, unique_values
+from rlx.numpy.sorting import argsort, sort
 
 newaxis = None
 __array_api_version__ = "2025.12"
@@ -220,6 +220,7 @@ __all__ = [
     "ceil",
     "clip",
     "complex64",
+    "complex128",
     "concat",
     "conj",
     "copysign",
@@ -241,6 +242,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
     "finfo",
     "flip",
     "float16",
@@ -265,10 +267,13 @@ __all__ = [
     "int64",
     "isdtype",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
+    "item_assignment",
     "less",
     "less_equal",
+    "linalg",
     "linspace",
     "log",
     "log1p",
@@ -344,6 +349,9 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
     "unique_values",
     "unstack",
     "var",

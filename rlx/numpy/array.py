@@ -8,6 +8,8 @@ being recorded. Both have the same operators and methods; the functions behind t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +19,6 @@ from rlx.errors import (
     ArrayTypeError,
     ArrayValueError,
     BoolConversionError,
-    InputError,
 )
 from rlx.ir.dtype import DType
 from rlx.ir.node import Value
@@ -27,8 +28,27 @@ from rlx.numpy.trace import Trace, make_size
 if TYPE_CHECKING:
     from rlx.numpy.indexing import Index
     from rlx.numpy.typing import ArrayLike, Axis, DTypeLike
+    from rlx.numpy.updates import Updates
 
 Scalar = bool | int | float | complex
+_assignment: ContextVar[bool] = ContextVar("item_assignment", default=False)
+
+
+@contextmanager
+def item_assignment() -> Iterator[None]:
+    """In this context `x[index] = value` is allowed: for code that was written for arrays that
+    change, such as scikit-learn's.
+
+    The array `x` takes `x.at[index].set(value)` in place of its elements. Arrays that shared memory
+    with it, such as views, keep theirs; so do jitted functions that captured it.
+    """
+    token = _assignment.set(True)
+    try:
+        yield
+    finally:
+        _assignment.reset(token)
+
+
 _VERSIONS = ("2022.12", "2023.12", "2024.12", "2025.12")
 
 
@@ -224,15 +244,27 @@ class Array(operators.Operators):
     def __getitem__(self, key: Index, /) -> Array:
         return _indexing().get_item(self, key)  # type: ignore[no-any-return]
 
-    def __setitem__(self, key: object, value: object, /) -> NoReturn:
-        raise ArrayTypeError(
-            "an array does not change", where="index", got=repr(key),
-            hint="x = x.at[index].set(value) gives a new one",
-        )  # fmt: skip
+    def __setitem__(self, key: Index, value: ArrayLike, /) -> None:
+        if not _assignment.get():
+            raise ArrayTypeError(
+                "an array does not change", where="index", got=f"x[{key!r:.60}] = …",
+                hint="x = x.at[index].set(value) gives a new one; for code written for arrays that "
+                "change, there is `with rlx.numpy.item_assignment():`",
+            )  # fmt: skip
+        self._become(self.at[key].set(value))
+
+    def _become(self, other: Array) -> None:
+        self.data = other.data
+
+    def alias(self) -> Array:
+        """The same elements as an array of its own."""
+        return Array(self.data)
 
     @property
     def at(self) -> Updates:
         """`x.at[i].set(v)`, `x.at[i].add(v)`: new arrays with some elements changed."""
+        from rlx.numpy.updates import Updates  # late: it imports this file
+
         return Updates(self)
 
     def __len__(self) -> int:
@@ -251,10 +283,10 @@ class Array(operators.Operators):
     # -- copies and text ----------------------------------------------------------------------
 
     def __copy__(self) -> Array:
-        return self
+        return self.alias()
 
     def __deepcopy__(self, memo: object) -> Array:
-        return self
+        return self.alias()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Array, (np.ascontiguousarray(self.data).reshape(self.data.shape),))
@@ -306,6 +338,13 @@ class Tracer(Array):
     def ndim(self) -> int:
         return self.own.shape.rank
 
+    def _become(self, other: Array) -> None:
+        assert isinstance(other, Tracer)
+        self.home, self.own = other.home, other.own
+
+    def alias(self) -> Array:
+        return Tracer(self.home, self.own)
+
     def _scalar(self, kind: str) -> NoReturn:
         raise BoolConversionError(
             "the elements of a traced array are not known", where=kind, got=repr(self),
@@ -337,57 +376,6 @@ class Tracer(Array):
         return f"Tracer({self.own.shape})"
 
     __str__ = __repr__
-
-
-class Updates:
-    """`x.at`; with an index, `x.at[i]`, its methods return arrays with the elements there changed.
-
-    At equal indices `set` keeps the last value, and the others take each in turn.
-    """
-
-    __slots__ = ("array", "index")
-
-    def __init__(self, array: Array, index: Any = None) -> None:
-        self.array, self.index = array, index
-
-    def __getitem__(self, index: Index) -> Updates:
-        return Updates(self.array, (index,))
-
-    def set(self, value: ArrayLike) -> Array:
-        """The elements at the index replaced."""
-        return self._updated(value, "set")
-
-    def add(self, value: ArrayLike) -> Array:
-        """`value` added at the index."""
-        return self._updated(value, "add")
-
-    def multiply(self, value: ArrayLike) -> Array:
-        """The elements at the index multiplied."""
-        return self._updated(value, "multiply")
-
-    def min(self, value: ArrayLike) -> Array:
-        """The lesser of each element at the index and `value`."""
-        return self._updated(value, "minimum")
-
-    def max(self, value: ArrayLike) -> Array:
-        """The greater of each element at the index and `value`."""
-        return self._updated(value, "maximum")
-
-    def get(self) -> Array:
-        """`x[index]`."""
-        return self.array[self._chosen()]
-
-    def apply(self, function: Any) -> Array:
-        """`function` applied to the elements at the index; once, also where the index repeats."""
-        return self.set(function(self.get()))
-
-    def _updated(self, value: ArrayLike, how: str) -> Array:
-        return _indexing().updated(self.array, self._chosen(), value, how)  # type: ignore[no-any-return]
-
-    def _chosen(self) -> Any:
-        if self.index is None:
-            raise InputError("no index", where="at", expected="x.at[index].set(value)")
-        return self.index[0]
 
 
 def _indexing() -> Any:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple, Protocol
 
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 from rlx.numpy import debug
+from rlx.numpy.arguments import Data, Shapes
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.trace import Guard, Size, Trace
 from rlx.numpy.tree import LEAF, Structure, unflatten
-from rlx.runtime.compiled import CompiledGraph
 
-Data = np.ndarray[Any, Any]
-Shapes = tuple[tuple[int, ...], ...]
+
+class Graphs(Protocol):
+    """What runs a trace: a compiled graph, or those that were saved."""
+
+    def caller(self, shapes: Shapes) -> Callable[..., Sequence[Data]]: ...
 
 
 class Variant(NamedTuple):
@@ -41,8 +42,14 @@ class Output(NamedTuple):
     number: int
 
 
+class SizeOf(NamedTuple):
+    """A leaf of the results that is a size, in the symbols of the arguments."""
+
+    dim: Dim
+
+
 class Result(NamedTuple):
-    """What a traced function returns: leaves are Outputs, Sizes, or values that are returned as
+    """What a traced function returns: leaves are Outputs, sizes, or values that are returned as
     they are."""
 
     leaves: list[Any]
@@ -85,7 +92,7 @@ class CompiledTrace:
 
     def __init__(
         self, name: str, served: Served, result: Result, reason: str,
-        captured: Sequence[Data], compiled: CompiledGraph | None, graph: Graph | None,
+        captured: Sequence[Data], compiled: Graphs | None, graph: Graph | None,
     ) -> None:  # fmt: skip
         self.name, self.served, self.result, self.reason = name, served, result, reason
         self.captured = list(captured)
@@ -106,7 +113,7 @@ class CompiledTrace:
 
     def _make(self, shapes: Shapes) -> Callable[[Sequence[Data]], Any]:
         sizes = self.served.sizes(shapes) or {}
-        fixed = [evaluate(x.dim, sizes) if type(x) is Size else x for x in self.result.leaves]
+        fixed = [evaluate(x.dim, sizes) if type(x) is SizeOf else x for x in self.result.leaves]
         outputs = [(i, x.number) for i, x in enumerate(fixed) if type(x) is Output]
         structure, prints, captured = self.result.structure, self.result.prints, self.captured
         if self.compiled is None:
@@ -156,7 +163,7 @@ def finish(trace: Trace, leaves: list[Any], structure: Structure) -> tuple[Graph
             numbered.append(Output(len(values)))
             values.append(_output(trace, leaf))
         else:
-            numbered.append(leaf)
+            numbered.append(SizeOf(leaf.dim) if isinstance(leaf, Size) else leaf)
     printed = [_output(trace, x) for x in debug.tracers_of(trace.prints)]
     result = Result(numbered, structure, trace.prints)
     values += printed

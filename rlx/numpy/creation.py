@@ -14,7 +14,7 @@ from rlx.ir.dtype import DType, f32, i64
 from rlx.numpy import dlpack
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.data_types import astype, dtype_of, require_host, result_type
-from rlx.numpy.dispatch import as_array, has_arrays, supported
+from rlx.numpy.dispatch import as_array, has_arrays, supported, trace_among
 from rlx.numpy.manipulation import broadcast_to, reshape
 from rlx.numpy.trace import Size, dim_of
 from rlx.numpy.typing import ArrayLike, DTypeLike, Number, Sizes
@@ -92,13 +92,6 @@ def _sizes(shape: Sizes) -> tuple[int, ...]:
     return sizes  # type: ignore[return-value]
 
 
-def _symbolic(sizes: Sequence[object]) -> Size | None:
-    for n in sizes:
-        if isinstance(n, Size):
-            return n
-    return None
-
-
 def full(
     shape: Sizes, fill_value: Number | Array, *, dtype: DTypeLike | None = None,
     device: str | None = None,
@@ -109,7 +102,7 @@ def full(
     if value.ndim:
         raise ArrayValueError("not one value", where="full", got=f"shape {value.shape}")
     sizes = _sizes(shape)
-    if isinstance(value, Tracer) or _symbolic(sizes):
+    if trace_among([value, *sizes]) is not None:
         return broadcast_to(value, sizes)
     return Array(np.full(sizes, value.data))
 
@@ -132,7 +125,7 @@ def empty(shape: Sizes, *, dtype: DTypeLike | None = None, device: str | None = 
 def _filled(shape: Sizes, value: int, element: DType, device: str | None) -> Array:
     require_host(device)
     sizes = _sizes(shape)
-    if _symbolic(sizes):
+    if trace_among(sizes) is not None:
         return broadcast_to(Array(np.asarray(value, element.numpy)), sizes)
     if value:
         return Array(np.ones(sizes, element.numpy))
@@ -186,7 +179,7 @@ def arange(
     element = dtype_of(dtype, i64 if whole else f32)
     if step == 0:
         raise ArrayValueError("a step of 0", where="arange", got=step)
-    if _symbolic((first, last)):
+    if trace_among([first, last]) is not None:
         if whole and type(step) is int:
             return _counted(first, last, step, element)
         first, last = (int(n) if isinstance(n, Size) else n for n in (first, last))
@@ -219,7 +212,8 @@ def _counted(first: Any, last: Any, step: int, element: DType) -> Array:
 
 
 def _iota(count: Size, element: DType) -> Array:
-    return Tracer(count.trace, count.trace.graph.iota([count.dim], 0, element))
+    trace = count.trace.innermost()
+    return Tracer(trace, trace.graph.iota([count.dim], 0, element))
 
 
 def linspace(
@@ -247,12 +241,12 @@ def eye(
     require_host(device)
     element = dtype_of(dtype)
     columns = n_rows if n_cols is None else n_cols
-    size = _symbolic((n_rows, columns))
-    if size is None:
+    trace = trace_among((n_rows, columns))
+    if trace is None:
         return Array(np.eye(int(n_rows), int(columns), k, element.numpy))
-    graph, dims = size.trace.graph, [dim_of(n_rows), dim_of(columns)]
+    graph, dims = trace.graph, [dim_of(n_rows), dim_of(columns)]
     below = graph.iota(dims, 1, i64) - graph.iota(dims, 0, i64)
-    return astype(Tracer(size.trace, below.eq(k)), element)
+    return astype(Tracer(trace, below.eq(k)), element)
 
 
 def meshgrid(*arrays: ArrayLike, indexing: str = "xy") -> tuple[Array, ...]:

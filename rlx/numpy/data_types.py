@@ -48,6 +48,8 @@ def dtype_of(dtype: DTypeLike | None, default: DType = dt.f32) -> DType:
 
 
 def _cast(g: Graph, x: Value, dtype: DType) -> Value:
+    if x.shape.dtype.kind == "complex" and dtype is dt.bool_:
+        return g.ne(x, g.constant(0, x.shape.dtype))
     return x.astype(dtype)
 
 
@@ -58,7 +60,7 @@ def astype(
     require_host(device)
     array, element = as_array(x), dtype_of(dtype)
     if array.dtype is element:
-        return array
+        return array.alias() if copy else array
     if array.dtype.kind == "complex" and element.kind not in ("complex", "bool"):
         raise ArrayTypeError(
             "complex numbers in a real type", where="astype", got=f"{array.dtype} to {element}",

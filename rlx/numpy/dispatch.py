@@ -26,7 +26,7 @@ from rlx.numpy import canonical, dlpack
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.canonical import Data, Form, View, broadcast_shape
 from rlx.numpy.device import current_device
-from rlx.numpy.trace import Size
+from rlx.numpy.trace import Size, Trace
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
 from rlx.specialize.options import CompileOptions
@@ -45,7 +45,7 @@ def as_array(x: Any) -> Array:
     if isinstance(x, (bool, int, float, complex)):
         return _scalar(x, scalar_type(x))
     if isinstance(x, Size):
-        return _size_value(x, i64)
+        return x.as_array()
     if isinstance(x, (list, tuple)):
         return _from_sequence(x)
     if hasattr(x, "__dlpack__"):
@@ -81,12 +81,6 @@ def has_arrays(items: Sequence[Any]) -> bool:
         if isinstance(x, (list, tuple)) and has_arrays(x):
             return True
     return False
-
-
-def _size_value(x: Size, element: DType) -> Array:
-    """A symbolic size as an element of an array."""
-    x.trace.require_open()
-    return Tracer(x.trace, x.trace.graph.dim_value(x.dim, element))
 
 
 def supported(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -131,7 +125,7 @@ _RANKS = ("bool", "uint", "int", "float", "complex")
 
 def _scalar(x: Any, beside: DType) -> Array:
     if isinstance(x, Size):
-        return _size_value(x, i64 if beside.kind in ("bool", "complex") else beside)
+        return x.as_array(i64 if beside.kind in ("bool", "complex") else beside)
     own = scalar_type(x)
     holds = own is bool_ or _RANKS.index(beside.kind) >= _RANKS.index(
         "uint" if own is i64 else own.kind
@@ -150,8 +144,11 @@ class EagerCall:
 
     __slots__ = ("_axes", "_run", "_shape", "_views")
 
-    def __init__(self, compiled: CompiledGraph, form: Form | None = None) -> None:
-        self._run = compiled.run_in_order
+    def __init__(
+        self, compiled: CompiledGraph, datas: list[Data], form: Form | None = None
+    ) -> None:
+        shapes = [d.shape for d in datas] if form is None else [o.sizes for o in form.operands]
+        self._run = compiled.caller(tuple(shapes))
         self._views: Sequence[View | None] | None = None
         self._shape: tuple[int, ...] | None = None
         self._axes: tuple[int, ...] | None = None
@@ -251,7 +248,7 @@ def _elementwise_call(build: Build, datas: list[Data], options: Any) -> _Call:
         shapes = [Shape([0] if d.size != 1 else [], d.dtype) for d in datas]
         return NoElements(_graph(build, shapes, options).outputs, shape)
     form = canonical.elementwise(datas, shape)
-    return EagerCall(_compile_form(build, datas, form, options), form)
+    return EagerCall(_compile_form(build, datas, form, options), datas, form)
 
 
 def _reduction_call(
@@ -262,7 +259,8 @@ def _reduction_call(
         graph = _graph(build, [Shape([1] * d.ndim, d.dtype)], (axes, keepdims, *options))
         return NoElements(graph.outputs, tuple(shape))
     form = canonical.reduction(d, axes, keepdims)
-    return EagerCall(_compile_form(build, [d], form, (form.reduced, False, *options)), form)
+    made = _compile_form(build, [d], form, (form.reduced, False, *options))
+    return EagerCall(made, [d], form)
 
 
 def _compile_form(build: Build, datas: list[Data], form: Form, options: Any) -> CompiledGraph:
@@ -310,7 +308,7 @@ def _plain_call(build: Build, datas: list[Data], options: Any) -> EagerCall:
         with _lock:
             made = Session(current_device()).compile(_graph(build, shapes, options))
         found = _remember(_compiled, key, made)
-    return EagerCall(found)
+    return EagerCall(found, datas)
 
 
 def _graph(
@@ -327,17 +325,23 @@ def _graph(
     return graph
 
 
-def value_of(x: Array, tracer: Tracer | Size) -> Value:
-    """The value of an operand in the graph of a trace: that of `tracer`."""
+def trace_among(items: Sequence[object]) -> Trace | None:
+    """The trace of the first traced array or symbolic size."""
+    for x in items:
+        if isinstance(x, (Tracer, Size)):
+            return x.trace.innermost()
+    return None
+
+
+def value_in(x: Array, trace: Trace) -> Value:
+    """The value of an operand in the graph of a trace."""
     if not isinstance(x, Tracer):
         data = x.data
-        if data.ndim == 0:
-            return tracer.trace.graph.constant(data, x.dtype)
-        return tracer.trace.capture(x)
-    x.trace.require_open()
-    if x.trace is not tracer.trace:
+        return trace.graph.constant(data, x.dtype) if data.ndim == 0 else trace.capture(x)
+    x.home.require_open()
+    if x.trace is not trace:
         raise InputError(
-            "arrays of two traces meet", got=f"{x.trace.name} and {tracer.trace.name}",
+            "arrays of two traces meet", got=f"{x.trace.name} and {trace.name}",
             hint="a jitted function takes what it needs as arguments",
         )  # fmt: skip
     return x.value
@@ -348,6 +352,6 @@ def _traced(
 ) -> tuple[Array, ...]:
     trace = tracer.trace
     trace.require_open()
-    result = build(trace.graph, *[value_of(x, tracer) for x in operands], *options)
+    result = build(trace.graph, *[value_in(x, trace) for x in operands], *options)
     values = result if isinstance(result, tuple) else (result,)
     return tuple([Tracer(trace, v) for v in values])

@@ -45,7 +45,8 @@ def export(
 ) -> object:  # fmt: skip
     """A capsule of `data`, whose elements must not be written to.
 
-    Capsules since version 1.0 say so. A consumer that does not know them gets a copy.
+    Capsules since version 1.0 say so. A consumer that does not know them gets a copy, unless it
+    asks for none.
     """
     if stream is not None:
         raise InputError("a stream for host memory", where="__dlpack__", got=stream, expected=None)
@@ -54,18 +55,19 @@ def export(
             "arrays are in the host's memory", where="__dlpack__", got=dl_device, expected=(1, 0)
         )
     flagged = max_version is not None and max_version[0] >= 1
-    if copy is False and not flagged:
-        raise ArrayCopyError(
-            "an immutable array is shared by DLPack 1.0 or later only", where="__dlpack__",
-            got=f"max_version={max_version}, copy=False", expected="max_version=(1, 0)",
-        )  # fmt: skip
     element = DType.of(data.dtype)
-    shared = data.view() if flagged and not copy else data.copy()
-    if shared.base is not None:
+    shared = data.copy() if copy or (copy is None and not flagged) else data.view()
+    if flagged and shared.base is not None:
         shared.flags.writeable = False
     code = _FLOAT_CODES.get(element)
     bits = shared if code is None else shared.view(f"u{element.bytes}")
-    capsule = bits.__dlpack__(max_version=(1, 0) if flagged else None)
+    try:
+        capsule = bits.__dlpack__(max_version=(1, 0) if flagged else None)
+    except BufferError as error:  # memory that is read-only, in a capsule that cannot say so
+        raise ArrayCopyError(
+            "a copy is needed", where="__dlpack__", got=f"copy={copy}", expected=str(error),
+            hint="ask for max_version=(1, 0)",
+        ) from error  # fmt: skip
     if code is not None:
         _element_type(capsule).code = code
     return capsule

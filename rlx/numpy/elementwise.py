@@ -120,7 +120,7 @@ def _whole(rounding: Unary) -> Unary:
 
     def function(x: ArrayLike, /) -> Array:
         array = as_array(x)
-        return array if array.dtype.kind in ("int", "uint", "bool") else rounding(array)
+        return array.alias() if array.dtype.kind in ("int", "uint", "bool") else rounding(array)
 
     return _named(function, rounding.__name__, rounding.__doc__ or "")  # type: ignore[attr-defined, no-any-return]
 
@@ -156,12 +156,12 @@ isnan = _flagged(_isnan, False)
 def abs(x: ArrayLike, /) -> Array:
     """The magnitude of each element."""
     array = as_array(x)
-    return array if array.dtype.kind in ("uint", "bool") else _abs(array)
+    return array.alias() if array.dtype.kind in ("uint", "bool") else _abs(array)
 
 
 def positive(x: ArrayLike, /) -> Array:
-    """The array itself."""
-    return as_array(x)
+    """The same elements."""
+    return as_array(x).alias()
 
 
 def _where(g: Graph, condition: Value, a: Value, b: Value) -> Any:
@@ -192,7 +192,7 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
     named = [("low", min), ("high", max)]
     which = tuple([kind for kind, bound in named if bound is not None])
     bounds = [_bound(array, bound) for _, bound in named if bound is not None]
-    return apply(_clip, [array, *bounds], which, elementwise=True) if which else array
+    return apply(_clip, [array, *bounds], which, elementwise=True) if which else array.alias()
 
 
 def _bound(x: Array, bound: ArrayLike) -> Array:
@@ -217,7 +217,7 @@ def _part(op: str) -> Unary:
         array = as_array(x)
         if array.dtype.kind != "complex":
             if op == "real":
-                return array
+                return array.alias()
             raise ArrayTypeError(
                 "the imaginary part of real numbers", where=op, got=array.dtype,
                 expected="complex64 or complex128",
@@ -239,7 +239,9 @@ def _conj(g: Graph, x: Value) -> Any:
 def conj(x: ArrayLike, /) -> Array:
     """The complex conjugate; real arrays are their own."""
     array = as_array(x)
-    return apply(_conj, [array], elementwise=True) if array.dtype.kind == "complex" else array
+    return (
+        apply(_conj, [array], elementwise=True) if array.dtype.kind == "complex" else array.alias()
+    )
 
 
 # bits of the significand and the least positive number

@@ -17,24 +17,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlx.errors import ArrayValueError, IndexingError, ShapeError, UnsupportedError
+from rlx.errors import ArrayValueError, IndexingError, UnsupportedError
 from rlx.ir.dim import Dim, as_dim
 from rlx.ir.dtype import i64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.ir.shape import Shape
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.data_types import astype
-from rlx.numpy.dispatch import apply, as_array, value_of, with_scalars
+from rlx.numpy.dispatch import apply, as_array, trace_among, value_in
 from rlx.numpy.manipulation import (
-    any_traced,
     axis_of,
     broadcast_arrays,
-    broadcast_to,
     permute_dims,
     reshape,
 )
-from rlx.numpy.trace import Size, dim_of
+from rlx.numpy.trace import Size, Trace, dim_of
 from rlx.numpy.typing import ArrayLike
 
 Item: TypeAlias = (
@@ -48,23 +45,23 @@ Index: TypeAlias = Item | tuple[Item, ...]
 
 def get_item(x: Array, index: Any) -> Array:
     """`x[index]`."""
-    parts = _parts(index)
-    traced = any_traced([x, *_inside(parts)])
-    if traced is None:
+    parts = index_parts(index)
+    trace = trace_among([x, *inside(parts)])
+    if trace is None:
         return _concrete(x, parts, index)
-    plan = _Plan.of(x, parts)
-    found = _viewed(x, plan, traced)
-    return _gathered(found, plan) if plan.arrays else found
+    plan = Plan.of(x, parts)
+    found = viewed(x, plan, trace)
+    return gathered(found, plan) if plan.arrays else found
 
 
-def _parts(index: Any) -> tuple[Any, ...]:
+def index_parts(index: Any) -> tuple[Any, ...]:
     """An index as a tuple, lists in it as arrays."""
     given = index if isinstance(index, tuple) else (index,)
     return tuple([as_array(p) if isinstance(p, (list, np.ndarray, np.generic)) else p
                   for p in given])  # fmt: skip
 
 
-def _inside(parts: Sequence[Any]) -> list[Any]:
+def inside(parts: Sequence[Any]) -> list[Any]:
     """What may be traced: the parts, and the bounds of slices."""
     found: list[Any] = []
     for p in parts:
@@ -72,7 +69,7 @@ def _inside(parts: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _plain(part: Any) -> Any:
+def plain(part: Any) -> Any:
     """A part of an index as NumPy takes it."""
     if isinstance(part, Array):
         data = part.data
@@ -88,9 +85,9 @@ def _concrete(x: Array, parts: tuple[Any, ...], index: Any) -> Array:
     if empty is not None:
         return empty
     try:
-        found = x.data[tuple([_plain(p) for p in parts])]
+        found = x.data[tuple([plain(p) for p in parts])]
     except (IndexError, AttributeError, TypeError, ValueError) as error:
-        raise _wrong(x, index, str(error)) from error
+        raise not_an_index(x, index, str(error)) from error
     return Array(found if isinstance(found, np.ndarray) else np.asarray(found, x.data.dtype))
 
 
@@ -105,7 +102,7 @@ def _empty_mask(x: Array, parts: tuple[Any, ...]) -> Array | None:
     return Array(np.empty((0, *x.shape[len(mask) :]), x.data.dtype))
 
 
-def _wrong(x: Array, index: Any, why: str) -> IndexingError:
+def not_an_index(x: Array, index: Any, why: str) -> IndexingError:
     return IndexingError(
         "not an index of the array", where="index", got=f"{index!r} for shape {tuple(x.shape)}",
         expected=why or "ints, slices, None, ..., arrays of ints, or a mask",
@@ -115,7 +112,7 @@ def _wrong(x: Array, index: Any, why: str) -> IndexingError:
 # -- a traced index ---------------------------------------------------------------------------
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """An index in a trace, its steps in order.
 
     `views` has an int or a slice per axis of the array. After them and the new axes, `arrays` are
@@ -128,7 +125,7 @@ class _Plan(NamedTuple):
     place: int
 
     @staticmethod
-    def of(x: Array, parts: tuple[Any, ...]) -> _Plan:
+    def of(x: Array, parts: tuple[Any, ...]) -> Plan:
         items = _per_axis(x, parts)
         views: list[Any] = []
         new: list[int] = []
@@ -154,7 +151,7 @@ class _Plan(NamedTuple):
                 else:
                     views.append(item)
         together = has_arrays and chosen == list(range(chosen[0], chosen[-1] + 1))
-        return _Plan(tuple(views), tuple(new), tuple(arrays), places[0] if together else 0)
+        return Plan(tuple(views), tuple(new), tuple(arrays), places[0] if together else 0)
 
 
 def _per_axis(x: Array, parts: tuple[Any, ...]) -> list[Any]:
@@ -176,9 +173,9 @@ def _per_axis(x: Array, parts: tuple[Any, ...]) -> list[Any]:
             items.append(_checked(x, axis, p))
             axis += _width(p)
     if len(dots) > 1:
-        raise _wrong(x, parts, "one ellipsis")
+        raise not_an_index(x, parts, "one ellipsis")
     if count > x.ndim:
-        raise _wrong(x, parts, f"at most {x.ndim} axes")
+        raise not_an_index(x, parts, f"at most {x.ndim} axes")
     return items if dots else items + [slice(None)] * (x.ndim - count)
 
 
@@ -199,11 +196,11 @@ def _positions(x: Array, axis: int, mask: Array) -> list[Any]:
         )  # fmt: skip
     for m, n in zip(mask.shape, x.shape[axis : axis + mask.ndim], strict=False):
         if n != m:  # leaves a guard where the size is symbolic
-            raise _wrong(x, mask, f"a mask with the sizes {x.shape}")
+            raise not_an_index(x, mask, f"a mask with the sizes {x.shape}")
     if not mask.ndim:
         if mask:
             return [None]
-        raise _wrong(x, "False", "ints, slices, None, ..., arrays of ints, or a mask")
+        raise not_an_index(x, "False", "ints, slices, None, ..., arrays of ints, or a mask")
     return [Array(i.astype(np.int64)) for i in np.nonzero(mask.data)]
 
 
@@ -218,36 +215,36 @@ def _checked(x: Array, axis: int, part: Any) -> Any:
             return astype(part, i64)
     elif not isinstance(part, (str, bytes)) and hasattr(part, "__index__"):
         return part.__index__()
-    raise _wrong(x, part, "ints, slices, None, ..., arrays of ints, or a mask")
+    raise not_an_index(x, part, "ints, slices, None, ..., arrays of ints, or a mask")
 
 
-def _viewed(x: Array, plan: _Plan, traced: Tracer | Size) -> Array:
+def viewed(x: Array, plan: Plan, trace: Trace) -> Array:
     """The ints, slices and new axes of an index."""
-    value = value_of(x, traced)
+    value = value_in(x, trace)
     graph, kept = value.graph, []
     for axis, item in enumerate(plan.views):
         if isinstance(item, slice):
-            value = _sliced(value, axis, item, x, traced)
+            value = _sliced(value, axis, item, x, trace)
             kept.append(value.shape.dims[axis])
         else:
-            value = graph.narrow(value, axis, _position(item, value.shape.dims[axis], x, traced), 1)
+            value = graph.narrow(value, axis, _position(item, value.shape.dims[axis], x, trace), 1)
     dims: list[Dim] = kept
     for at in plan.new:
         dims.insert(at, 1)
     if list(value.shape.dims) != dims:
         value = graph.reshape(value, dims)
-    return Tracer(traced.trace, value)
+    return Tracer(trace, value)
 
 
-def _position(item: Any, size: Dim, x: Array, traced: Tracer | Size) -> Dim:
+def _position(item: Any, size: Dim, x: Array, trace: Trace) -> Dim:
     """An int as a position from 0 on, which is checked where it is a number."""
     at = as_dim(dim_of(item))
     if isinstance(at, int) and isinstance(size, int) and not -size <= at < size:
-        raise _wrong(x, item, f"{-size} … {size - 1}")
+        raise not_an_index(x, item, f"{-size} … {size - 1}")
     return at + size if isinstance(at, int) and at < 0 else at
 
 
-def _sliced(value: Value, axis: int, item: slice, x: Array, traced: Tracer | Size) -> Value:
+def _sliced(value: Value, axis: int, item: slice, x: Array, trace: Trace) -> Value:
     """A slice of one axis, its bounds clipped as in Python."""
     size = value.shape.dims[axis]
     if item == slice(None):
@@ -261,10 +258,10 @@ def _sliced(value: Value, axis: int, item: slice, x: Array, traced: Tracer | Siz
             )  # fmt: skip
     step = 1 if item.step is None else int(item.step)
     if not step:
-        raise _wrong(x, item, "a step that is not 0")
+        raise not_an_index(x, item, "a step that is not 0")
     start = None if item.start is None else as_dim(dim_of(item.start))
     stop = None if item.stop is None else as_dim(dim_of(item.stop))
-    first, count = _range(start, stop, step, size, traced)
+    first, count = _range(start, stop, step, size, trace)
     graph = value.graph
     if step < 0:  # the same elements from the other end
         first = first + (count - 1) * step if count != 0 else 0
@@ -298,7 +295,7 @@ def _forward(value: Value, axis: int, first: Dim, count: Dim, step: int) -> Valu
 
 
 def _range(
-    start: Dim | None, stop: Dim | None, step: int, size: Dim, traced: Tracer | Size
+    start: Dim | None, stop: Dim | None, step: int, size: Dim, trace: Trace
 ) -> tuple[Dim, Dim]:
     """The first index and the number of elements, with Python's clipping. What a symbolic bound
     needs to be known leaves a guard."""
@@ -306,7 +303,7 @@ def _range(
     def ask(left: Dim, right: Dim) -> bool:
         """left < right"""
         apart = right - left
-        return apart > 0 if isinstance(apart, int) else traced.trace.guard(left, "<", right)
+        return apart > 0 if isinstance(apart, int) else trace.guard(left, "<", right)
 
     def clipped(bound: Dim, low: Dim, high: Dim) -> Dim:
         if (isinstance(bound, int) and bound < 0) or (not isinstance(bound, int) and ask(bound, 0)):
@@ -330,7 +327,7 @@ def _range(
 # -- arrays of ints ---------------------------------------------------------------------------
 
 
-def _gathered(x: Array, plan: _Plan) -> Array:
+def gathered(x: Array, plan: Plan) -> Array:
     """The elements at arrays of ints, in the place that NumPy gives them."""
     axes = [axis for axis, _ in plan.arrays]
     chosen = broadcast_arrays(*[i for _, i in plan.arrays])
@@ -391,12 +388,12 @@ def take(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = None) -> Arr
             "which axis?", where="take", got=f"{array.ndim} axes", expected="axis="
         )
     at = axis_of(0 if axis is None else axis, array.ndim, "take")
-    if any_traced([array, chosen]) is not None:
+    if trace_among([array, chosen]) is not None:
         return apply(_take, [array, chosen], at)
     try:
         return Array(np.asarray(np.take(array.data, chosen.data, at)))
     except IndexError as error:
-        raise _wrong(array, indices, str(error)) from error
+        raise not_an_index(array, indices, str(error)) from error
 
 
 def _integers(indices: ArrayLike, where: str) -> Array:
@@ -416,167 +413,13 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int = -1) -> A
             "axes differ", where="take_along_axis", got=f"{array.ndim} and {chosen.ndim} axes"
         )
     at = axis_of(axis, array.ndim, "take_along_axis")
-    if any_traced([array, chosen]) is not None:
+    if trace_among([array, chosen]) is not None:
         return apply(_take_along, [array, chosen], at)
     try:
         return Array(np.take_along_axis(array.data, chosen.data, at))
     except IndexError as error:
-        raise _wrong(array, indices, str(error)) from error
+        raise not_an_index(array, indices, str(error)) from error
 
 
 def _take_along(g: Graph, x: Value, indices: Value, axis: int) -> Any:
     return g.take_along(x, indices, axis)
-
-
-# -- updates ----------------------------------------------------------------------------------
-
-_UFUNCS = {
-    "add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximum": np.maximum
-}  # fmt: skip
-
-
-def updated(x: Array, index: Any, value: ArrayLike, how: str) -> Array:
-    """`x` with the elements at `index` replaced, or combined with `value`. The element type is
-    that of `x`."""
-    parts = _parts(index)
-    given = astype(with_scalars(x, value)[1], x.dtype)
-    traced = any_traced([x, given, *_inside(parts)])
-    if traced is None:
-        return _updated_concrete(x, parts, given, how, index)
-    if len(parts) == 1 and isinstance(parts[0], Tracer) and parts[0].dtype.kind == "bool":
-        return _masked(x, parts[0], given, how)
-    plan = _Plan.of(x, parts)
-    along = _one_axis(x, plan, traced)
-    if along is not None:
-        return _scattered_along(x, *along, given, how)
-    positions = _viewed(reshape(_numbered(x, traced), x.shape), plan, traced)
-    positions = _gathered(positions, plan) if plan.arrays else positions
-    flat = reshape(x, (_total(x),))
-    values = reshape(_broadcast(given, positions.shape), (-1,))
-    changed = _scattered(flat, reshape(positions, (-1,)), values, 0, how, bool(plan.arrays))
-    return reshape(changed, x.shape)
-
-
-def _updated_concrete(
-    x: Array, parts: tuple[Any, ...], given: Array, how: str, index: Any
-) -> Array:
-    made = x.data.copy()
-    at = tuple([_plain(p) for p in parts])
-    try:
-        if how == "set":
-            made[at] = given.data
-        else:
-            _UFUNCS[how].at(made, at, given.data)
-    except IndexError as error:
-        raise _wrong(x, index, str(error)) from error
-    except ValueError as error:
-        raise _unlike(given, index, str(error)) from error
-    return Array(made)
-
-
-def _unlike(given: Array, index: Any, why: str) -> ArrayValueError:
-    return ArrayValueError(
-        "the value does not broadcast to what the index names", where="at",
-        got=f"shape {given.shape} at {index!r}", expected=why,
-    )  # fmt: skip
-
-
-def _masked(x: Array, mask: Array, given: Array, how: str) -> Array:
-    """An update where a traced mask is true, by one value or one per element of an axis."""
-    if given.ndim > x.ndim - mask.ndim:
-        raise UnsupportedError(
-            "values in a number that depends on the mask", where="at", got=repr(given),
-            expected="one value, or an array for the axes after those of the mask",
-            hint="rlx.numpy.where(mask, values, x) takes an array with the shape of x",
-        )  # fmt: skip
-    names = {"set": None, "add": "add", "multiply": "mul"}
-    mask = reshape(mask, [*mask.shape, *[1] * (x.ndim - mask.ndim)])
-    return apply(_choose, [x, mask, given], names.get(how, how))
-
-
-def _choose(g: Graph, x: Value, mask: Value, value: Value, op: str | None) -> Any:
-    changed = value if op is None else getattr(g, op)(x, value)
-    return g.where(mask, changed, x)
-
-
-def _numbered_axis(x: Array, axis: int, traced: Tracer | Size) -> Array:
-    """0, 1, … for the elements of one axis."""
-    return Tracer(traced.trace, traced.trace.graph.iota([dim_of(x.shape[axis])], 0, i64))
-
-
-def _numbered(x: Array, traced: Tracer | Size) -> Array:
-    """The number of each element of `x`, in row-major order."""
-    total = _total(x)
-    graph = traced.trace.graph
-    return Tracer(traced.trace, graph.iota([dim_of(total)], 0, i64))
-
-
-def _total(x: Array) -> Any:
-    total: Any = 1
-    for n in x.shape:
-        total = total * n
-    return total
-
-
-def _broadcast(given: Array, shape: tuple[int, ...]) -> Array:
-    try:
-        return broadcast_to(given, shape)
-    except (ShapeError, ArrayValueError) as error:
-        raise _unlike(given, shape, str(error)) from error
-
-
-def _one_axis(x: Array, plan: _Plan, traced: Tracer | Size) -> tuple[int, Any] | None:
-    """The only axis that an index restricts, and the int, slice or array for it."""
-    items = list(plan.views)
-    for axis, indices in plan.arrays:
-        items[axis] = indices
-    named = [(a, i) for a, i in enumerate(items) if not (isinstance(i, slice) and i == slice(None))]
-    if plan.new or len(named) != 1:
-        return None
-    axis, item = named[0]
-    if isinstance(item, Array):
-        return (axis, item) if plan.place == axis else None
-    numbers = _viewed(_numbered_axis(x, axis, traced), _Plan((item,), (), (), 0), traced)
-    return axis, numbers
-
-
-def _scattered_along(x: Array, axis: int, indices: Array, given: Array, how: str) -> Array:
-    """An update of whole slices of one axis."""
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
-    values = _broadcast(given, (*before, *indices.shape, *after))
-    count = _total(indices)
-    values = reshape(values, (*before, count, *after))
-    return _scattered(x, reshape(indices, (count,)), values, axis, how, indices.ndim > 0)
-
-
-def _scattered(
-    x: Array, indices: Array, values: Array, axis: int, how: str, repeated: bool
-) -> Array:
-    """Slices of an axis changed. Where indices may be equal, values are taken in turn."""
-    if how in ("set", "add"):
-        return apply(_scatter, [x, indices, values], how, axis)
-    build = _scatter_each if repeated else _scatter_combined
-    return apply(build, [x, indices, values], {"multiply": "mul"}.get(how, how), axis)
-
-
-def _scatter(g: Graph, x: Value, indices: Value, updates: Value, how: str, axis: int) -> Any:
-    return (g.scatter if how == "set" else g.scatter_add)(x, indices, updates, axis)
-
-
-def _scatter_combined(
-    g: Graph, x: Value, indices: Value, updates: Value, op: str, axis: int
-) -> Any:
-    changed = getattr(g, op)(g.gather(x, indices, axis), updates)
-    return g.scatter(x, indices, changed, axis)
-
-
-def _scatter_each(g: Graph, x: Value, indices: Value, updates: Value, op: str, axis: int) -> Any:
-    body = Graph("update")
-    kept = body.input("x", x.shape)
-    index = body.reshape(body.input("index", Shape((), indices.shape.dtype)), [1])
-    dims = [d for a, d in enumerate(x.shape.dims) if a != axis]
-    value = body.input("value", Shape(dims, x.shape.dtype))
-    one = [1 if a == axis else d for a, d in enumerate(x.shape.dims)]
-    body.set_outputs(_scatter_combined(body, kept, index, body.reshape(value, one), op, axis))
-    order = [axis, *[a for a in range(x.shape.rank) if a != axis]]
-    return g.scan(x, indices, g.transpose(updates, order), body=body, n_carry=1, n_xs=2)

@@ -9,10 +9,10 @@ size of 0 or 1, sizes that had to be equal, or a size that Python code looked at
 from __future__ import annotations
 
 import functools
-import inspect
-import re
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from rlx.backends.timing import Profile
@@ -28,12 +28,20 @@ from rlx.ir.dim import Dim, sym
 from rlx.ir.module import GraphModule
 from rlx.ir.shape import Shape
 from rlx.numpy import debug as debug
+from rlx.numpy import donation
+from rlx.numpy.arguments import (
+    Arguments,
+    Data,
+    Parameters,
+    name_of,
+    parameter_names,
+)
 from rlx.numpy.array import Array, Tracer
-from rlx.numpy.compiled_trace import CompiledTrace, Data, Served, Shapes, Variant, finish
+from rlx.numpy.compiled_trace import CompiledTrace, Output, Served, Variant, finish
 from rlx.numpy.device import current_device
-from rlx.numpy.dispatch import as_array
 from rlx.numpy.trace import Trace
-from rlx.numpy.tree import flatten, is_tree, leaf_names, unflatten
+from rlx.numpy.tree import flatten, is_tree
+from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
 from rlx.specialize.options import CompileOptions
 
@@ -52,24 +60,24 @@ class JitFunction(Generic[P, R]):
 
     def __init__(
         self, function: Callable[P, R], static: Sequence[str] = (), fixed: Sequence[str] = (),
-        device: str | None = None,
+        donate: Sequence[str] = (), device: str | None = None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
-        self._function, self._session = function, Session(device or current_device())
-        self._name = _name_of(function)
-        self._parameters = _parameters(function)
-        for given, what in ((static, "static"), (fixed, "fixed")):
+        self._function, self._session = function, Session(device or current_device()).preload()
+        self._name, names = name_of(function), parameter_names(function)
+        for given, what in ((static, "static"), (fixed, "fixed"), (donate, "donated")):
             for name in given:
-                if name not in self._parameters:
+                if name not in names or (given is donate and name in static):
                     raise OptionError(
                         f"no such argument to be {what}", where=self._name, got=name,
-                        expected=", ".join(self._parameters),
+                        expected=", ".join(names),
                     )  # fmt: skip
-        self._static, self._fixed = frozenset(static), frozenset(fixed)
-        self._static_at = {i: n for i, n in enumerate(self._parameters) if n in self._static}
+        self._parameters = Parameters(self._name, names, frozenset(static), frozenset(donate))
+        self._fixed, self._is_plain = frozenset(fixed), not (static or donate)
         # by the shapes and types of arrays that are given by position: the shortest way
         self._quick: dict[Any, Callable[[Sequence[Data]], R]] = {}
         self._exact: dict[Any, CompiledTrace] = {}
+        self._donated: dict[Any, list[bool]] = {}  # by the structure of arguments, for each leaf
         self._traces: dict[Any, list[CompiledTrace]] = {}
 
     def __repr__(self) -> str:
@@ -85,7 +93,7 @@ class JitFunction(Generic[P, R]):
         return self if instance is None else BoundFunction(self, instance)
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
-        if not named:
+        if self._is_plain and not named:
             datas = []
             for x in args:
                 if type(x) is not Array:
@@ -98,24 +106,41 @@ class JitFunction(Generic[P, R]):
         return self._call(args, named)
 
     def _call(self, args: tuple[Any, ...], named: Mapping[str, Any], bound: bool = False) -> R:
-        call = _Arguments(self, args, named, bound)
+        call = Arguments(self._parameters, args, named, bound)
         if call.traced:
             return self._inline(call)
         run = self._find(call).bind(call.shapes)
-        if not named and not self._static and all(type(x) is Array for x in args):
+        if self._parameters.donated:
+            return self._run_donated(call, run)
+        if self._is_plain and not named and all(type(x) is Array for x in args):
             if len(self._quick) >= _LIMIT:
                 self._quick.clear()
             self._quick[tuple([(d.shape, d.dtype) for d in call.datas])] = run
         return run(call.datas)  # type: ignore[no-any-return]
 
-    def _inline(self, call: _Arguments) -> R:
+    def _run_donated(self, call: Arguments, run: Callable[[Sequence[Data]], R]) -> R:
+        """Run with donated arguments, which nobody can use any more."""
+        flags = self._donated.get(call.structure)
+        if flags is None:
+            names = [argument for argument, _ in call.names()]
+            flags = [name in self._parameters.donated for name in names]
+            self._donated[call.structure] = flags
+        donation.take(call.leaves, call.datas, flags)
+        try:
+            return run(call.datas)
+        finally:
+            for leaf, is_donated in zip(call.leaves, flags, strict=True):
+                if is_donated:
+                    donation.give_up(leaf)
+
+    def _inline(self, call: Arguments) -> R:
         """Called while another function is traced: the body becomes part of that trace."""
         args, named = call.rebuilt(call.leaves)
         return self._function(*args, **named)
 
     # -- traces -------------------------------------------------------------------------------
 
-    def _find(self, call: _Arguments) -> CompiledTrace:
+    def _find(self, call: Arguments) -> CompiledTrace:
         """The trace that serves a call."""
         key = (call.structure, call.static, call.shapes, tuple([d.dtype for d in call.datas]))
         try:
@@ -133,7 +158,7 @@ class JitFunction(Generic[P, R]):
                 self._exact[key] = found
         return found
 
-    def _match(self, call: _Arguments, key: Any) -> CompiledTrace:
+    def _match(self, call: Arguments, key: Any) -> CompiledTrace:
         structure, static, shapes, types = key
         ranks = tuple([len(s) for s in shapes])
         known = self._traces.setdefault((structure, static, types, ranks), [])
@@ -150,7 +175,7 @@ class JitFunction(Generic[P, R]):
         known.append(made)
         return made
 
-    def _reason(self, call: _Arguments, known: Sequence[CompiledTrace]) -> str:
+    def _reason(self, call: Arguments, known: Sequence[CompiledTrace]) -> str:
         """Why another trace is made, in words."""
         if not any(self._traces.values()):
             return "first call"
@@ -166,7 +191,7 @@ class JitFunction(Generic[P, R]):
                 failed.append(f"guard {guard} failed")
         return "; ".join(dict.fromkeys(failed[-3:]))
 
-    def _trace(self, call: _Arguments, numbers: bool, reason: str) -> CompiledTrace:
+    def _trace(self, call: Arguments, numbers: bool, reason: str) -> CompiledTrace:
         trace = Trace(self._name)
         names = call.names()
         shapes = self._symbolic_shapes(call, names, trace, numbers)
@@ -191,12 +216,20 @@ class JitFunction(Generic[P, R]):
             tuple([name for name, _ in pairs]), tuple(shapes), tuple(trace.guards),
             tuple(trace.quotients.items()),
         )  # fmt: skip
-        compiled = None if graph is None else self._session.compile(graph)
+        compiled = None
+        if graph is not None:
+            given = [name for argument, name in names if argument in self._parameters.donated]
+            count = len([x for x in found.leaves if type(x) is Output])
+            donated = donation.pairs(graph, given, count) if given else None
+            session = self._session
+            compiled = (
+                session.compile(graph, donated=donated) if donated else session.compile_kept(graph)
+            )
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
 
     def _symbolic_shapes(
-        self, call: _Arguments, names: Sequence[tuple[str, str]], trace: Trace, numbers: bool
+        self, call: Arguments, names: Sequence[tuple[str, str]], trace: Trace, numbers: bool
     ) -> list[Shape]:
         """Shapes with a symbol for every size but 0 and 1."""
         shapes = []
@@ -216,9 +249,9 @@ class JitFunction(Generic[P, R]):
 
     def lower(self, *args: P.args, **named: P.kwargs) -> GraphModule:
         """The graph of a call with these arguments, with symbolic sizes."""
-        return self._graph(_Arguments(self, args, named))
+        return self._graph(Arguments(self._parameters, args, named))
 
-    def _graph(self, call: _Arguments) -> GraphModule:
+    def _graph(self, call: Arguments) -> GraphModule:
         graph = self._find(call).graph
         if graph is None:
             raise InputError("the function computes nothing", where=self._name)
@@ -233,7 +266,7 @@ class JitFunction(Generic[P, R]):
             raise OptionError(
                 "no such stage", where=self._name, got=repr(stage), expected=", ".join(STAGES)
             )
-        call = _Arguments(self, args, named)
+        call = Arguments(self._parameters, args, named)
         module, options = self._graph(call), CompileOptions()
         if stage == "mir":
             return module.inspect()
@@ -244,16 +277,25 @@ class JitFunction(Generic[P, R]):
 
     def profile(self, *args: P.args, **named: P.kwargs) -> Profile:
         """Time, GB/s and GFLOP/s of every kernel of a call."""
-        call = _Arguments(self, args, named)
+        call = Arguments(self._parameters, args, named)
         traced = self._find(call)
-        if traced.compiled is None:
+        compiled = traced.compiled
+        if not isinstance(compiled, CompiledGraph):
             raise InputError("the function computes nothing", where=self._name)
         given = [*call.datas, *traced.captured]
-        return traced.compiled.profile(dict(zip(traced.compiled.input_names, given, strict=True)))
+        return compiled.profile(dict(zip(compiled.input_names, given, strict=True)))
 
     def variants(self) -> list[Variant]:
         """The traces so far: why each was made, its arguments, its guards, how often it ran."""
         return [traced.describe() for known in self._traces.values() for traced in known]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all traces so far, with machine code for all sizes they ran with, to a file for
+        `rlx.load_function`."""
+        from rlx.numpy.function_file import write_function  # late: a start does without it
+
+        rows = [(key, traced) for key, traces in self._traces.items() for traced in traces]
+        return write_function(path, self._parameters, rows, self._session.device)
 
     def clear_cache(self) -> None:
         """Forget all traces; the next call traces again."""
@@ -282,164 +324,33 @@ class BoundFunction(Generic[Q, R]):
         return f"<method {self.function!r} of {self.instance!r}>"
 
 
-class _Instance:
-    """An instance by identity, with what its attributes are now."""
-
-    def __init__(self, instance: object) -> None:
-        self.instance = instance
-        self.attributes = dict(getattr(instance, "__dict__", {}))
-
-    def __hash__(self) -> int:
-        return id(self.instance)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Instance) or other.instance is not self.instance:
-            return False
-        mine, others = self.attributes, other.attributes
-        return mine.keys() == others.keys() and all(others[k] is v for k, v in mine.items())
-
-
-class _Arguments:
-    """The arguments of a call: leaves of arrays, their structure, and static values."""
-
-    def __init__(
-        self, function: JitFunction[Any, Any], args: tuple[Any, ...], named: Mapping[str, Any],
-        bound: bool = False,
-    ) -> None:  # fmt: skip
-        self.function, self.bound = function, bound
-        self.static_values: list[tuple[str, Any]] = []
-        self._args, self._named = args, named
-        positions = function._static_at
-        self._instance = _Instance(args[0]) if bound else None
-        if positions or bound:
-            at = {0: "self", **positions} if bound else positions
-            self.static_values += [(at[i], args[i]) for i in at if i < len(args)]
-            self.static_values += [(n, v) for n, v in named.items() if n in function._static]
-            args = tuple([x for i, x in enumerate(args) if i not in at])
-            named = {n: v for n, v in named.items() if n not in function._static}
-        self.static = self._static_key()
-        self.dynamic = (args, dict(named))
-        leaves, self.structure = flatten(self.dynamic)
-        self.leaves = [x if type(x) is Array else function_leaf(function, x) for x in leaves]
-        self.traced = any(type(x) is Tracer for x in self.leaves)
-        self.datas: list[Data] = [] if self.traced else [x.data for x in self.leaves]
-        self.shapes: Shapes = tuple([d.shape for d in self.datas])
-
-    def _static_key(self) -> tuple[Any, ...]:
-        key = [(name, _exact_value(value)) for name, value in self.static_values]
-        if self._instance is not None:
-            key[0] = ("self", self._instance)
-        return tuple(sorted(key, key=lambda item: item[0]))
-
-    def rebuilt(self, leaves: Sequence[Array]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments with other leaves. Containers are copies."""
-        given, named = unflatten(self.structure, leaves)
-        rest = iter(given)
-        at = self.function._static_at
-        args = [
-            x if i in at or (self.bound and i == 0) else next(rest)
-            for i, x in enumerate(self._args)
-        ]
-        return args, named | {n: v for n, v in self._named.items() if n in self.function._static}
-
-    def names(self) -> list[tuple[str, str]]:
-        """The argument of each leaf, and a name of its own for it: `params`, `params_w`."""
-        parameters = [
-            n for i, n in enumerate(self.function._parameters)
-            if i not in self.function._static_at and not (self.bound and i == 0)
-        ]  # fmt: skip
-        args, named = self.dynamic
-        rows = [
-            (parameters[i] if i < len(parameters) else f"arg{i}", x) for i, x in enumerate(args)
-        ]
-        rows += [(n, named[n]) for n in sorted(named)]
-        found: list[tuple[str, str]] = []
-        taken: set[str] = set()
-        for argument, tree in rows:
-            for name in leaf_names(tree, argument):
-                clean = re.sub("[^A-Za-z0-9_]", "_", name)
-                clean = clean if clean.isidentifier() else f"x_{clean}"
-                while clean in taken:
-                    clean += "_"
-                taken.add(clean)
-                found.append((argument, clean))
-        return found
-
-    def require_untraced(self) -> None:
-        """Raise if a method stored a traced array in its instance; the attributes are restored."""
-        if self._instance is None:
-            return
-        now = getattr(self._instance.instance, "__dict__", {})
-        for name, value in list(now.items()):
-            if any(isinstance(leaf, Tracer) for leaf in flatten(value)[0]):
-                now.clear()
-                now.update(self._instance.attributes)
-                raise InputError(
-                    "a method stored a traced array in its instance", where=self.function._name,
-                    got=f"self.{name}", hint="return the array, and assign it outside",
-                )  # fmt: skip
-
-
-def function_leaf(function: JitFunction[Any, Any], x: Any) -> Array:
-    """A leaf of the arguments as an array."""
-    if isinstance(x, Tracer):
-        x.home.require_open()
-        return x
-    try:
-        return as_array(x)
-    except Exception as error:
-        raise InputError(
-            "not an array", where=function._name, got=f"{x!r:.60} ({type(x).__name__})",
-            expected="arrays, numbers, or trees of them",
-            hint="name it in static= to pass it by value",
-        ) from error  # fmt: skip
-
-
-def _exact_value(value: Any) -> Any:
-    """A static value that equals no value of another type: 1, 1.0 and True differ."""
-    if isinstance(value, tuple):
-        return (type(value), *[_exact_value(item) for item in value])
-    return type(value), value.hex() if type(value) is float else value
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of parameters that an argument can have."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin
-        return []
-    return [p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    inner = function.func if isinstance(function, functools.partial) else function
-    return str(getattr(inner, "__name__", type(inner).__name__))
-
-
 @overload
 def jit(
     function: Callable[P, R], *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    device: str | None = None,
+    donate: str | Sequence[str] = (), device: str | None = None,
 ) -> JitFunction[P, R]: ...  # fmt: skip
 @overload
 def jit(
     function: None = None, *, static: str | Sequence[str] = (), fixed: str | Sequence[str] = (),
-    device: str | None = None,
+    donate: str | Sequence[str] = (), device: str | None = None,
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...  # fmt: skip
 def jit(
     function: Callable[..., Any] | None = None, *, static: str | Sequence[str] = (),
-    fixed: str | Sequence[str] = (), device: str | None = None,
+    fixed: str | Sequence[str] = (), donate: str | Sequence[str] = (), device: str | None = None,
 ) -> Any:  # fmt: skip
     """Compile a function on arrays: `@rlx.jit`, or `rlx.jit(f, static=["mode"])`.
 
     Arguments and results are trees of arrays. Arguments named in `static` are passed by value, and
     each value has a trace of its own. Sizes are symbolic: a new shape costs milliseconds. The sizes
-    of arguments named in `fixed` are constants instead, and every new one is traced anew.
+    of arguments named in `fixed` are constants instead, and every new one is traced anew. Arrays of
+    arguments named in `donate` cannot be used after a call: results of their type and shape take
+    their memory, and are computed in place where that is safe.
     """
     statics = [static] if isinstance(static, str) else list(static)
     fixes = [fixed] if isinstance(fixed, str) else list(fixed)
+    gifts = [donate] if isinstance(donate, str) else list(donate)
     if function is None:
-        return lambda f: jit(f, static=statics, fixed=fixes, device=device)
+        return lambda f: jit(f, static=statics, fixed=fixes, donate=gifts, device=device)
     if not callable(function):
         raise OptionError("not a function", where="rlx.jit", got=repr(function))
-    return JitFunction(function, statics, fixes, device)
+    return JitFunction(function, statics, fixes, gifts, device)

@@ -11,25 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ArrayValueError, ShapeError, UnsupportedError
-from rlx.ir.dim import Dim
+from rlx.errors import ArrayValueError, AxisError, UnsupportedError
 from rlx.ir.dtype import bool_, i64, promote
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.ir.shape import broadcast_dims
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.data_types import astype
-from rlx.numpy.dispatch import apply, as_array, value_of, with_scalars
-from rlx.numpy.trace import Size, dim_of, make_size
+from rlx.numpy.dispatch import apply, as_array, trace_among, value_in, with_scalars
+from rlx.numpy.trace import Size, dim_of
 from rlx.numpy.typing import ArrayLike, Axis, Sizes
-
-
-def any_traced(items: Sequence[object]) -> Tracer | Size | None:
-    """A traced array or a symbolic size among `items`."""
-    for x in items:
-        if isinstance(x, (Tracer, Size)):
-            return x
-    return None
 
 
 def axis_of(axis: int, ndim: int, where: str) -> int:
@@ -39,7 +29,7 @@ def axis_of(axis: int, ndim: int, where: str) -> int:
     except AttributeError:
         raise ArrayValueError("not an axis", where=where, got=repr(axis), expected="int") from None
     if not -ndim <= at < ndim:
-        raise ArrayValueError(
+        raise AxisError(
             "no such axis", where=where, got=at,
             expected=f"{-ndim} … {ndim - 1}" if ndim else "none: the array has no axes",
         )  # fmt: skip
@@ -64,10 +54,10 @@ def reshape(x: ArrayLike, /, shape: Sizes, *, copy: bool | None = None) -> Array
     """The elements in the same order under another shape; one size may be −1."""
     array = as_array(x)
     sizes = (shape,) if isinstance(shape, (int, Size)) else tuple(shape)
-    traced = any_traced([array, *sizes])
-    if traced is not None:
-        value = value_of(array, traced)
-        return Tracer(traced.trace, value.graph.reshape(value, [dim_of(n) for n in sizes]))
+    trace = trace_among([array, *sizes])
+    if trace is not None:
+        value = value_in(array, trace)
+        return Tracer(trace, value.graph.reshape(value, [dim_of(n) for n in sizes]))
     try:
         made = Array(array.data.reshape(sizes))
     except (ValueError, TypeError) as error:
@@ -151,30 +141,40 @@ def squeeze(x: ArrayLike, /, axis: int | Sequence[int]) -> Array:
 def broadcast_shapes(*shapes: Sizes) -> tuple[int, ...]:
     """The shape that arrays of these shapes broadcast to."""
     tuples = [(s,) if isinstance(s, (int, Size)) else tuple(s) for s in shapes]
-    size = any_traced([n for s in tuples for n in s])
-    found: tuple[Dim, ...] = ()
+    found: list[Any] = []
     for sizes in tuples:
-        try:
-            found = broadcast_dims(found, tuple([dim_of(n) for n in sizes]))
-        except ShapeError as error:
-            raise ArrayValueError(
-                "shapes do not broadcast", where="broadcast_shapes",
-                got=", ".join(str(tuple(s)) for s in tuples),
-                expected="equal sizes, or 1, counted from the last axis",
-            ) from error  # fmt: skip
-    if size is None:
-        return found  # type: ignore[return-value]
-    return tuple([make_size(size.trace, d) for d in found])
+        found = [1] * (len(sizes) - len(found)) + found
+        for i, n in enumerate(reversed(sizes)):
+            at = len(found) - 1 - i
+            if _is_one(found[at]):
+                found[at] = n
+            elif not _is_one(n) and not _same(found[at], n):
+                raise ArrayValueError(
+                    "shapes do not broadcast", where="broadcast_shapes",
+                    got=", ".join(str(tuple(s)) for s in tuples),
+                    expected="equal sizes, or 1, counted from the last axis",
+                )  # fmt: skip
+    return tuple(found)
+
+
+def _is_one(n: object) -> bool:
+    return isinstance(n, int) and n == 1
+
+
+def _same(a: int, b: int) -> bool:
+    """Whether two sizes are equal; symbolic ones that are in this call become one."""
+    trace = trace_among([a, b])
+    return a == b if trace is None else trace.same_size(dim_of(a), dim_of(b), "equal to broadcast")
 
 
 def broadcast_to(x: ArrayLike, /, shape: Sizes) -> Array:
     """Repeated along new axes and axes of size 1."""
     array = as_array(x)
     sizes = (shape,) if isinstance(shape, (int, Size)) else tuple(shape)
-    traced = any_traced([array, *sizes])
-    if traced is not None:
-        value = value_of(array, traced)
-        return Tracer(traced.trace, value.graph.expand(value, [dim_of(n) for n in sizes]))
+    trace = trace_among([array, *sizes])
+    if trace is not None:
+        value = value_in(array, trace)
+        return Tracer(trace, value.graph.expand(value, [dim_of(n) for n in sizes]))
     try:
         return Array(np.broadcast_to(array.data, sizes))
     except ValueError as error:
@@ -208,7 +208,7 @@ def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> Array:
         made, axis = [reshape(x, (-1,)) for x in made], 0
     at = axis_of(axis, made[0].ndim, "concat")
     element = promote(*[x.dtype for x in made])
-    if any_traced(made) is not None:
+    if trace_among(made) is not None:
         return apply(_concat, [astype(x, element) for x in made], at)
     datas = [x.data.astype(element.numpy, copy=False) for x in made]
     try:
@@ -270,7 +270,7 @@ def roll(x: ArrayLike, /, shift: int | Array | Sequence[int], *, axis: Axis = No
     shifts: list[Any] = list(shift) if isinstance(shift, (tuple, list)) else [shift] * len(axes)
     if len(shifts) != len(axes):
         raise ArrayValueError("as many shifts as axes", where="roll", got=f"{shift}, {axis}")
-    if any_traced([array, *shifts]) is None:
+    if trace_among([array, *shifts]) is None:
         return Array(np.roll(array.data, [int(n) for n in shifts], axes))
     for a, n in zip(axes, shifts, strict=True):
         array = apply(_roll, [array, as_array(n)], a)
@@ -291,7 +291,7 @@ def tile(x: ArrayLike, repetitions: Sizes, /) -> Array:
     )
     if any(type(n) is int and n < 0 for n in counts):
         raise ArrayValueError("a negative count", where="tile", got=tuple(counts))
-    if any_traced([array, *counts]) is None:
+    if trace_among([array, *counts]) is None:
         return Array(np.tile(array.data, tuple(counts)))
     rank = max(array.ndim, len(counts))
     sizes = [1] * (rank - array.ndim) + list(array.shape)
@@ -318,7 +318,7 @@ def repeat(x: ArrayLike, repeats: int | ArrayLike, /, *, axis: int | None = None
                 "size repeats elements",
             )  # fmt: skip
         counts = int(given.data.item()) if given.size == 1 else given.data
-    if any_traced([array, counts]) is None:
+    if trace_among([array, counts]) is None:
         return _repeat_concrete(array, counts, at)
     if isinstance(counts, np.ndarray):
         if array.shape[at] != len(counts):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-import numpy as np
-
-from rlx.errors import ArrayTypeError, ArrayValueError, UnsupportedError
+from rlx.errors import ArrayTypeError, ArrayValueError
 from rlx.ir.dtype import DType, bool_, f32, i64, u64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.numpy.array import Array, Tracer
+from rlx.numpy.array import Array
 from rlx.numpy.data_types import astype, dtype_of
 from rlx.numpy.dispatch import apply, apply_reduction, as_array, with_scalars
 from rlx.numpy.manipulation import axes_of, axis_of, concat, reshape
@@ -252,53 +250,3 @@ def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) 
 def argmin(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the least element; the first of equal ones."""
     return _position(x, "argmin", axis, keepdims)
-
-
-def _order(x: Array, axis: int, descending: bool) -> np.ndarray[Any, Any]:
-    data = np.flip(x.data, axis) if descending else x.data
-    order = np.argsort(data, axis=axis, stable=True)
-    if descending:  # reversed twice, so that equal elements keep their order
-        order = np.flip(data.shape[axis] - 1 - order, axis)
-    return order
-
-
-def on_host(x: Any, what: str) -> Array:
-    """A concrete array for a function whose kernel is NumPy's."""
-    made = as_array(x)
-    if isinstance(made, Tracer):
-        raise UnsupportedError(
-            "not available inside rlx.jit yet", where=what, got=repr(made),
-            hint="compute it outside the jitted function",
-        )  # fmt: skip
-    return made
-
-
-def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The elements in order along an axis."""
-    x = on_host(x, "sort")
-    return Array(np.take_along_axis(x.data, _order(x, axis, descending), axis))
-
-
-def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The indices that sort an axis."""
-    return Array(_order(on_host(x, "argsort"), axis, descending).astype(np.int64))
-
-
-def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Array:
-    """Where the elements of x2 would be inserted to keep x1 sorted."""
-    order = None if sorter is None else on_host(sorter, "searchsorted").data
-    table, wanted = on_host(x1, "searchsorted").data, on_host(x2, "searchsorted").data
-    return Array(np.searchsorted(table, wanted, side, order).astype(np.int64))  # type: ignore[call-overload]
-
-
-def nonzero(x: Any, /) -> tuple[Array, ...]:
-    """The indices of elements that are not zero, one array per axis."""
-    x = on_host(x, "nonzero")
-    if not x.ndim:
-        raise ArrayValueError("an array without axes", where="nonzero", got=repr(x))
-    return tuple([Array(i.astype(np.int64)) for i in np.nonzero(x.data)])
-
-
-def unique_values(x: Any, /) -> Array:
-    """The distinct elements."""
-    return Array(np.unique_values(on_host(x, "unique_values").data))

@@ -113,8 +113,8 @@ def draw(build: Build, key: Any, shape: Any, operands: Sequence[Array], *options
 def _trace(operands: Sequence[Array], dims: Sequence[Any]) -> Trace | None:
     for x in operands:
         if isinstance(x, Tracer):
-            return x.trace
-    return next((n.trace for n in dims if isinstance(n, Size)), None)
+            return x.trace.innermost()
+    return next((n.trace.innermost() for n in dims if isinstance(n, Size)), None)
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from rlx.backends.base import Executable, Span
 from rlx.backends.buffer import Allocator, Buffer, HostBuffer
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
@@ -182,14 +180,15 @@ class CompiledGraph(Unpicklable):
             entry = self._variants.dispatch_cache.get(key)
             if entry is None:
                 entry = self._variants.dispatch(shapes, sizes, key)
-            executable, dims, output_types, order = entry
+            executable, dims, makers, order, donated = entry
             self._current = (executable, dims)
             self._attach(executable)
             given = [arrays[i] for i in order]
             self._phase_runs = None
             if not self._on_host:
                 return self._run_copied(executable, given, dims)
-            results = tuple([np.empty(shape, element) for shape, element in output_types])
+            made = enumerate(makers)
+            results = tuple([given[donated[i]] if i in donated else make() for i, make in made])
             given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
             if self._instrumented or NAN_CHECKS.wanted:
                 self._run_instrumented(executable, given, outputs, dims)
@@ -207,22 +206,20 @@ class CompiledGraph(Unpicklable):
             entry = self._variants.dispatch_cache.get(shapes)
             if entry is None:
                 entry = self._variants.dispatch(shapes, None, shapes)
-            executable, dims, output_types, order = entry
+            executable, dims, makers, order, donated = entry
             self._attach(executable)
-            run = None if dims or self._signature.states else executable.caller(order)
+            run = None if self._signature.states else executable.caller(order, makers, dims)
             stale = self._instrumented or not self._on_host or bool(self._signature.params)
-        if run is None or stale:
+        if run is None or stale or donated:
             return self.run_in_order
-        lock, current, empty = self._lock, (executable, dims), np.empty
+        lock, current = self._lock, (executable, dims)
 
         def call(arrays: Sequence[Array]) -> Sequence[Array]:
             if NAN_CHECKS.wanted:
                 return self.run_in_order(arrays)
             with lock:
                 self._current, self._phase_runs = current, None
-                results = [empty(shape, element) for shape, element in output_types]
-                run(arrays, results)
-            return results
+                return run(arrays)
 
         return call
 

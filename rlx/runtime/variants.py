@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlx.backends.base import Backend, Buffers, Executable, Sizes
 from rlx.backends.buffer import Allocator
+from rlx.backends.recycle import result_maker
 from rlx.errors import BindingError, OptionError
 from rlx.ir.binding import DimBinding, UpTo, infer_sizes, require_known
 from rlx.ir.graph import Graph
@@ -138,8 +139,9 @@ class DispatchEntry(NamedTuple):
 
     executable: Executable
     sizes: dict[str, int]  # of the dynamic dimensions
-    outputs: tuple[tuple[tuple[int, ...], Any], ...]  # dims and element type of each
+    outputs: tuple[Callable[[], Any], ...]  # each makes the array of an output
     inputs: list[int]  # the graph's inputs that the executable reads, in its order
+    donated: dict[int, int]  # by output, which of those inputs' memory it has
 
 
 class VariantCache:
@@ -176,14 +178,15 @@ class VariantCache:
                 got=", ".join(sorted(missing)), hint="pass sizes={…} to run",
             )  # fmt: skip
         executable = self.executable({s: known[s] for s in template.open_symbols})
-        outputs = tuple(
-            (e.shape.bind(dynamic).static_dims, e.shape.dtype.numpy)
-            for e in executable.manifest.outputs
-        )
+        results = [e.shape.bind(dynamic) for e in executable.manifest.outputs]
+        outputs = tuple([result_maker(s.static_dims, s.dtype.numpy) for s in results])
         if len(self.dispatch_cache) >= _MAX_SHAPES:
             self.dispatch_cache.pop(next(iter(self.dispatch_cache)))
         order = self._input_order(executable)
-        self.dispatch_cache[key] = entry = DispatchEntry(executable, dynamic, outputs, order)
+        names = [e.name for e in executable.manifest.inputs]
+        donated = {k: names.index(name) for k, name in executable.donations.items()}
+        entry = DispatchEntry(executable, dynamic, outputs, order, donated)
+        self.dispatch_cache[key] = entry
         return entry
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:

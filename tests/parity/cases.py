@@ -700,16 +700,17 @@ def recurrent() -> Iterator[Case]:
 
 def transforms() -> Iterator[Case]:
     for size in (1, 2, 8, 12, 31, 100):
-        x = {"x": Arg(("n", size), "c64")}
-        yield Case("fft", f"c64-{size}", x, lambda g, x: g.fft(x), 16, "sum")
-        yield Case("fft", f"c64-{size}-inverse", x, lambda g, x: g.fft(x, inverse=True), 16, "sum")
-        yield Case(
-            "rfft", f"f32-{size}", {"x": Arg(("n", size))}, lambda g, x: g.rfft(x), 16, "sum"
-        )
-        half = {"x": Arg(("n", size // 2 + 1), "c64")}
-        yield Case(
-            "irfft", f"c64-{size}", half, lambda g, x, size=size: g.irfft(x, n=size), 16, "sum"
-        )
+        for t, part in (("c64", "f32"), ("c128", "f64")):
+            x, real = {"x": Arg(("n", size), t)}, {"x": Arg(("n", size), part)}
+            half = {"x": Arg(("n", size // 2 + 1), t)}
+            yield Case("fft", f"{t}-{size}", x, lambda g, x: g.fft(x), 16, "sum")
+            yield Case(
+                "fft", f"{t}-{size}-inverse", x, lambda g, x: g.fft(x, inverse=True), 16, "sum"
+            )
+            yield Case("rfft", f"{part}-{size}", real, lambda g, x: g.rfft(x), 16, "sum")
+            yield Case(
+                "irfft", f"{t}-{size}", half, lambda g, x, size=size: g.irfft(x, n=size), 16, "sum"
+            )
     for t, part in (("c64", "f32"), ("c128", "f64")):
         c = {"x": Arg(("n", 5), t)}
         yield Case("real", t, c, lambda g, x: g.real(x))
@@ -720,10 +721,75 @@ def transforms() -> Iterator[Case]:
     def well(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.uniform(-1, 1, dims) + 4 * np.eye(dims[-1])
 
-    for t in ("f32", "f64"):
+    for t in ("f32", "f64", *COMPLEX):
         args = {"a": Arg(("n", 5, 5), t, data=well), "b": Arg(("n", 5, 2), t)}
         # diagonally dominant, condition below 10: a few dozen roundings
         yield Case("solve", t, args, lambda g, a, b: g.solve(a, b), 100, "sum")
+
+
+def factorizations() -> Iterator[Case]:
+    """What vectors give together: their signs are free, and their order where values are equal."""
+
+    def definite(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+        x = rng.uniform(-1, 1, dims) + 1j * rng.uniform(-1, 1, dims)
+        return x @ np.swapaxes(x, -1, -2).conj() + np.eye(dims[-1])
+
+    def general(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return rng.uniform(-1, 1, dims) + 1j * rng.uniform(-1, 1, dims)
+
+    def real(data: Any) -> Any:
+        return lambda dims, rng: data(dims, rng).real
+
+    def mirrored(g: Graph, x: Any) -> Any:
+        turned = g.transpose(x, axes=(0, 2, 1))
+        return g.complex(g.real(turned), -g.imag(turned)) if x.shape.dtype.is_complex else turned
+
+    def as_rows(g: Graph, values: Any) -> Any:
+        batch, n = values.shape.dims
+        return g.reshape(values, (batch, 1, n))
+
+    def qr(g: Graph, x: Any, **how: Any) -> Any:
+        q, r = g.qr(x, **how)
+        return g.matmul(q, r), g.matmul(mirrored(g, q), q), g.abs(r)
+
+    def eigh(g: Graph, x: Any) -> Any:
+        values, v = g.eigh(x)
+        scaled = g.mul(v, as_rows(g, values))
+        return values, g.matmul(scaled, mirrored(g, v)), g.eigh(x, vectors=False)
+
+    def svd(g: Graph, x: Any, tall: bool) -> Any:
+        u, s, vh = g.svd(x, tall=tall)
+        whole_u, _, whole_v = g.svd(x, full=True, tall=tall)
+        unit = [g.matmul(mirrored(g, m), m) for m in (whole_u, whole_v)]
+        product = g.matmul(g.mul(u, as_rows(g, s)), vh)
+        return product, s, g.svd(x, tall=tall, vectors=False), *unit
+
+    def eig(g: Graph, x: Any) -> Any:
+        values, v = g.eig(x)
+        return values, g.abs(v), g.sub(g.matmul(x, v), g.mul(v, as_rows(g, values))) + 1.0
+
+    # backward stable: some n² roundings of the largest element; n is up to 7
+    for t in ("f32", "f64", *COMPLEX):
+        positive, any_ = (d if t in COMPLEX else real(d) for d in (definite, general))
+        square = {"x": Arg(("n", 6, 6), t, data=positive)}
+        yield Case("cholesky", t, square, lambda g, x: g.cholesky(x), 60, "sum")
+        yield Case(
+            "cholesky", f"{t}-upper", square, lambda g, x: g.cholesky(x, upper=True), 60, "sum"
+        )
+        yield Case("eigh", t, square, eigh, 100, "sum")
+        yield Case("slogdet", t, square, lambda g, x: g.slogdet(x), 60, "sum")
+        for rows, columns in ((7, 4), (4, 7)):
+            x, tall = {"x": Arg(("n", rows, columns), t, data=any_)}, rows > columns
+            for complete in (False, True):
+                yield Case(
+                    "qr", f"{t}-{rows}-{columns}-{complete}", x,
+                    lambda g, x, c=complete, tall=tall: qr(g, x, complete=c, tall=tall), 60, "sum",
+                )  # fmt: skip
+            yield Case(
+                "svd", f"{t}-{rows}-{columns}", x,
+                lambda g, x, tall=tall: svd(g, x, tall), 100, "sum",
+            )  # fmt: skip
+        yield Case("eig", t, {"x": Arg(("n", 5, 5), t, data=any_)}, eig, 400, "sum")
 
 
 def control() -> Iterator[Case]:
@@ -789,7 +855,7 @@ def sampling() -> Iterator[Case]:
 
 GROUPS = (
     unary, binary, reductions, norms, layout, indexing, matmuls, quantised, attention, spatial,
-    recurrent, transforms, control, sampling,
+    recurrent, transforms, factorizations, control, sampling,
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ _PRIMITIVES = """
     add sub mul div pow maximum minimum mod floor_div atan2 where eq ne lt le gt ge
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor shift_left shift_right
     sum prod max min any all argmax argmin top_k sample sort argsort searchsorted
+    cholesky qr eigh eig svd slogdet
     reshape transpose narrow slice expand concat gather take_along scatter scatter_add
     iota dim_value contiguous matmul solve real imag complex cond while_loop scan custom
     quantize_blocks

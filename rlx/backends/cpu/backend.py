@@ -72,8 +72,18 @@ class CpuBackend(Backend):
 
     # -- compilation ------------------------------------------------------------------------------
 
+    def preload(self) -> None:
+        _ = self._compiler
+
+    @property
+    def updates_in_place(self) -> bool:
+        return True
+
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
+
+    def runs_on_host(self, node: Node) -> bool:
+        return self._compiler.runs_on_host(node)
 
     def rewrite_template(self, graph: Graph) -> Graph:
         return self._compiler.rewrite_template(graph)

@@ -30,6 +30,8 @@ from rlx.ir.op import Array
 from rlx.llvm.jit import Kernel
 from rlx.support.records import dataclass
 
+_LITTLE = 1 << 16  # operations and bytes of a program; with more, a barrier is worth its time
+
 
 @dataclass
 class RunMemory:
@@ -101,6 +103,8 @@ class CpuExecutable(KernelExecutable):
         self._outputs = [e.name for e in manifest.outputs]
         self._abandoned: AsideRun | None = None  # a run that was interrupted and goes on
         self._long = self._long_check()
+        if self._does_little():
+            linked.program.use_workers(1)
         self._find_slots()
 
     @cached_property
@@ -114,6 +118,17 @@ class CpuExecutable(KernelExecutable):
             return None
         metadata = [self.relocatable.metadata[i] for i in launches]
         return long_check([(m.flops, m.bytes) for m in metadata], self.symbols)
+
+    def _does_little(self) -> bool:
+        if self.linked.program.count > 16:
+            return False
+        total = 0
+        for launch in self.relocatable.metadata:
+            work = launch.flops + launch.bytes
+            if not isinstance(work, int) or not work:  # not known, or not of this launch alone
+                return False
+            total += work
+        return total < _LITTLE
 
     def _find_slots(self) -> None:
         """Inputs and outputs that the caller passes no buffer for are in the arena."""
@@ -158,35 +173,33 @@ class CpuExecutable(KernelExecutable):
         if self._status[0]:
             self._raise_status()
 
-    def caller(self, order: Sequence[int]) -> Callable[..., None] | None:
-        if self._long is not None or self.relocatable.hosts or self.symbols:
+    def caller(
+        self, order: Sequence[int], makers: Sequence[Callable[[], Array]], sizes: Sizes
+    ) -> Callable[[Sequence[Array]], tuple[Array, ...]] | None:
+        if self._long is not None or self.relocatable.hosts:
             return None
-        self.check_sizes()
-        inputs = [(x, i) for i, (x, _) in zip(order, self._input_args, strict=True) if x >= 0]
-        outputs = [(x, i) for i, (x, _) in enumerate(self._output_args) if x >= 0]
-        addresses, dynamic = self._external_addresses, self._dynamic_args
-        fill, status, run_all = self._fill, self._status, self.pool.run_all
+        self.check_sizes(*[sizes[s] for s in self.symbols])
+        numbers = [n for n, _ in self._input_args], [n for n, _ in self._output_args]
+        start = self.linked.starter(*numbers, order, makers, sizes)
+        dynamic, status, run_all = self._dynamic_args, self._status, self.pool.run_all
         program, from_buffer = self.linked.program, c_char.from_buffer
 
-        def call(arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        def call(arrays: Sequence[Array]) -> tuple[Array, ...]:
             if self.recorder is not None or self._abandoned is not None:
                 given = [HostBuffer(contiguous(arrays[i])) for i in order]
-                self.run(given, [HostBuffer(a) for a in results], {})
-                return
+                results = tuple([make() for make in makers])
+                self.run(given, [HostBuffer(a) for a in results], sizes)
+                return results
             kept = arrays
             try:
-                for index, i in inputs:
-                    addresses[index] = addressof(from_buffer(arrays[i]))
+                results = start(arrays, dynamic, from_buffer, addressof)
             except (TypeError, ValueError, BufferError):  # read-only, empty or strided
                 kept = [contiguous(a) for a in arrays]  # alive until the run is over
-                for index, i in inputs:
-                    addresses[index] = address_of(kept[i])
-            for index, i in outputs:
-                addresses[index] = _fast_address(results[i])
-            fill(dynamic, addresses)
+                results = start(kept, dynamic, _same, address_of)
             run_all(program)
             if status[0]:
                 self._raise_status()
+            return results
 
         return call
 
@@ -300,6 +313,10 @@ class CpuExecutable(KernelExecutable):
         site = self.relocatable.error_sites[self._status[0]]
         self._status[0] = 0
         raise_bad_index(site.op, site.operands, site.origin)
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 def contiguous(array: Array) -> Array:

@@ -243,7 +243,7 @@ class ThreadPool:
 
     def run_all(self, program: Program) -> None:
         """Run a program without host calls that is not profiled."""
-        end, group = len(program.launches), self._group
+        end, group = program.count, self._group
         with group.lock:
             if not self._started:
                 self._start()

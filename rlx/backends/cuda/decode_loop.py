@@ -19,7 +19,6 @@ from rlx.backends.cuda.builder import KernelModule
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
-from rlx.ir.dim import Expr, is_affine
 from rlx.llvm.builder import Value, i32, i64
 from rlx.support.records import dataclass
 
@@ -94,13 +93,9 @@ class CudaDecodeLoop(DecodeLoop):
         """Whether runs depend on the counter alone, linearly, without the host, and may be run in
         vain."""
         program = self._cuda.program
-        addends = [a for _, a in program.dynamic]
-        updates = [n for n in program.lir.graph.nodes if n.op.name == "state_update"]
         return (
             program.symbols == [self.spec.counter]
-            and all(is_affine(a) for a in addends)
-            and all(x.kernel is not None for x in program.launches)
-            and all(_is_append(n) for n in updates)
+            and program.can_repeat
             and all(t.nbytes % _UNIT == 0 and t.nbytes <= 256 for t, _ in self.carried)
         )
 
@@ -179,11 +174,6 @@ class CudaDecodeLoop(DecodeLoop):
             raw = np.ascontiguousarray(row[at : at + words]).view(np.uint8)
             target.copy_in(raw.view(target.dtype).reshape(target.shape))
             at += words
-
-
-def _is_append(node: Any) -> bool:
-    """Whether a state is written at the position of the run, so that writing again is the same."""
-    return len(node.inputs) == 2 and isinstance(node.op.start, Expr)
 
 
 def _address(buffer: Buffer) -> int:

@@ -19,11 +19,11 @@ from rlx.backends.buffer import Buffer, DeviceBuffer
 from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.decode_loop import CudaDecodeLoop
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
-from rlx.backends.cuda.kernel import BlockKernel, KernelLoader
+from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.lowering import KernelLaunch
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
-from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program
+from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program, place_of
 from rlx.backends.cuda.tensor_map import MapStore
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.ir.binding import bind_op
@@ -38,16 +38,20 @@ _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 
 
 class CudaExecutable(KernelExecutable):
-    def __init__(self, lir: Lir, allocator: CudaAllocator, kernels: KernelLoader) -> None:
-        self._lir, self.allocator, self.kernels = lir, allocator, kernels
-        self.program = Program(lir, kernels.target.cpu)
-        super().__init__(PlanInfo.of(lir), self.program.bounds_checks, self.program.symbols)
-        self.arena = allocator.alloc_arena(lir.arena_size)
+    def __init__(
+        self, program: Program, functions: Sequence[c_void_p | None], info: PlanInfo,
+        allocator: CudaAllocator, kernels: KernelLoader,
+    ) -> None:  # fmt: skip
+        """`functions` are those of the launches; None where the host runs the node."""
+        self.program, self._functions, self._info = program, functions, info
+        self.allocator, self.kernels = allocator, kernels
+        super().__init__(info, program.bounds_checks, program.symbols)
+        self.arena = allocator.alloc_arena(info.manifest.arena_size)
         self._status = allocator.staging((1,), np.int64)
         self.table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
         self._uploaded = b""
         self._written: tuple[int, ...] | None = None  # sizes that the table is written for
-        self._constants = {b: allocator.put(a) for b, a in self.program.constants().items()}
+        self._constants = {b: allocator.put(a) for b, a in self.program.constants.items()}
         self._buffers: dict[Base, Buffer] = dict(self._constants)
         self._addresses: dict[Base, int] = {
             NUMBER: 0,
@@ -59,7 +63,6 @@ class CudaExecutable(KernelExecutable):
         self._maps, self._maps_of_runs = MapStore(allocator), MapStore(allocator)
         self._run_maps = self.program.maps_of_runs()
         self._maps_are_placed = False
-        self._functions = self._load(kernels)
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self.overlaps = kernels.gpu.capability >= _OVERLAP
         # The first kernel waits for all before it: the others read args ahead of their own waits.
@@ -69,15 +72,9 @@ class CudaExecutable(KernelExecutable):
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
 
-    def _load(self, kernels: KernelLoader) -> list[c_void_p | None]:
-        """The function of each launch; None where the host runs the node."""
-        wanted = [x.kernel for x in self.program.launches]
-        made = kernels.functions([k for k in wanted if k is not None])
-        return [None if k is None else made[k] for k in wanted]
-
     @property
     def lir(self) -> Lir:
-        return self._lir
+        return self._info.lir()
 
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
         for entry, buffer in self.attachments_of(params, states):
@@ -212,9 +209,7 @@ class CudaExecutable(KernelExecutable):
 
     def node_of(self, i: int) -> Node:
         """The node of a launch."""
-        node = self.program.launches[i].node
-        assert node is not None
-        return node
+        return self.lir.graph.nodes[self.program.nodes[i]]
 
     # -- nodes that the host runs ---------------------------------------------------------------
 
@@ -230,22 +225,22 @@ class CudaExecutable(KernelExecutable):
 
     def _buffer(self, value: Value, sizes: Mapping[str, int]) -> Buffer:
         """The memory of a value that lies row-major."""
-        base, start = self.program.place(value)
+        base, start = place_of(self.lir, value)
         whole = self.arena if base == ARENA else self._buffers[base]
         shape = value.shape.bind(sizes)
         return whole.view(evaluate(start, sizes), shape.static_dims, shape.dtype.numpy)
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def _launch_nodes(self) -> list[int]:
-        return [self.node_of(i).id for i in range(len(self.program.launches))]
+    def _launch_nodes(self) -> Sequence[int]:
+        return self.program.nodes
 
     def _results(
         self, inputs: Buffers, outputs: Buffers, sizes: Sizes
     ) -> Callable[[Node], list[Array]]:
         def read(node: Node) -> list[Array]:
             """Results that lie row-major."""
-            views = [(v, self._lir.slots[v].view) for v in node.outputs]
+            views = [(v, self.lir.slots[v].view) for v in node.outputs]
             plain = [v for v, view in views if view is None or is_plain(view, v.shape)]
             return [self._buffer(v, sizes).copy_out() for v in plain]
 
@@ -254,9 +249,7 @@ class CudaExecutable(KernelExecutable):
     def _raise_status(self) -> None:
         found, self._status[0] = int(self._status[0]), 0
         if found:
-            node = self.program.reports[found]
-            operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
-            raise_bad_index(node.op.name, operands, node.origin)
+            raise_bad_index(*self.program.reports[found])
 
     def recording(self) -> AbstractContextManager[CudaRecording]:
         return CudaRecording(self).watch()
@@ -264,7 +257,7 @@ class CudaExecutable(KernelExecutable):
 
 def _geometry(x: KernelLaunch, most: int, overlaps: bool) -> Launch:
     """Blocks and threads; nests have at most `most` blocks."""
-    if isinstance(x.kernel, BlockKernel):
+    if x.kernel is not None and x.kernel.by_blocks:
         return Launch(x.blocks, x.kernel.threads, x.kernel.shared, overlaps)
     shared = 0 if x.kernel is None else x.kernel.shared
     return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, shared, overlaps)

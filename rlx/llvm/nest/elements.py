@@ -249,7 +249,7 @@ _REAL: dict[str, Callable[[Function, Any, Value], Value]] = {
 
 def _sign(f: Function, record: Any, x: Value, dtype: DType) -> Value:
     if dtype.is_float:
-        return f.select(f.compare("one", x, 0.0), f.copysign(f.const(1.0, x.type), x), x)
+        return f.select(f.compare("one", x, 0.0), f.copysign(f.const(1.0, x.type), x), f.abs(x))
     if dtype.kind == "uint":
         return x.ne(0).to(x.type, signed=False)
     return (x > 0).to(x.type, signed=False) - (x < 0).to(x.type, signed=False)

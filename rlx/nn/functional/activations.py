@@ -10,7 +10,7 @@ from rlx import random
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.nn.functional.operands import ArrayLike, call, require_option
+from rlx.nn.functional.operands import ArrayLike, call, call_elementwise, require_option
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
 
@@ -23,44 +23,44 @@ def _op(g: Graph, x: Value, op: str, *options: float) -> Any:
 
 def relu(x: ArrayLike) -> Array:
     """max(x, 0)."""
-    return call(_op, [x], "relu")
+    return call_elementwise(_op, x, "relu")
 
 
 def sigmoid(x: ArrayLike) -> Array:
     """1 / (1 + e^−x)."""
-    return call(_op, [x], "sigmoid")
+    return call_elementwise(_op, x, "sigmoid")
 
 
 def tanh(x: ArrayLike) -> Array:
     """The hyperbolic tangent."""
-    return call(_op, [x], "tanh")
+    return call_elementwise(_op, x, "tanh")
 
 
 def silu(x: ArrayLike) -> Array:
     """x · sigmoid(x), also called swish."""
-    return call(_op, [x], "silu")
+    return call_elementwise(_op, x, "silu")
 
 
 def gelu(x: ArrayLike, approximate: str = "none") -> Array:
     """x · Φ(x); `approximate="tanh"` by tanh, `"quick"` as x · sigmoid(1.702 x)."""
     ops = {"none": "gelu", "tanh": "gelu_tanh", "quick": "gelu_quick"}
     require_option(approximate, list(ops), "gelu.approximate")
-    return call(_op, [x], ops[approximate])
+    return call_elementwise(_op, x, ops[approximate])
 
 
 def gelu_tanh(x: ArrayLike) -> Array:
     """GELU by its approximation with tanh."""
-    return call(_op, [x], "gelu_tanh")
+    return call_elementwise(_op, x, "gelu_tanh")
 
 
 def elu(x: ArrayLike, alpha: float = 1.0) -> Array:
     """x where x ≥ 0, else alpha · (e^x − 1)."""
-    return call(_op, [x], "elu", float(alpha))
+    return call_elementwise(_op, x, "elu", float(alpha))
 
 
 def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Array:
     """x where x ≥ 0, else negative_slope · x."""
-    return call(_op, [x], "leaky_relu", float(negative_slope))
+    return call_elementwise(_op, x, "leaky_relu", float(negative_slope))
 
 
 def _scaled_elu(g: Graph, x: Value, scale: float, alpha: float) -> Any:
@@ -69,7 +69,7 @@ def _scaled_elu(g: Graph, x: Value, scale: float, alpha: float) -> Any:
 
 def selu(x: ArrayLike) -> Array:
     """ELU scaled such that layers keep mean 0 and variance 1 (Klambauer et al., 2017)."""
-    return call(_scaled_elu, [x], 1.0507009873554805, 1.6732632423543772)
+    return call_elementwise(_scaled_elu, x, 1.0507009873554805, 1.6732632423543772)
 
 
 def _celu(g: Graph, x: Value, alpha: float) -> Any:
@@ -79,7 +79,7 @@ def _celu(g: Graph, x: Value, alpha: float) -> Any:
 
 def celu(x: ArrayLike, alpha: float = 1.0) -> Array:
     """max(x, 0) + min(alpha · (e^(x / alpha) − 1), 0)."""
-    return call(_celu, [x], float(alpha))
+    return call_elementwise(_celu, x, float(alpha))
 
 
 def _softplus(g: Graph, x: Value, beta: float, threshold: float) -> Any:
@@ -90,7 +90,7 @@ def _softplus(g: Graph, x: Value, beta: float, threshold: float) -> Any:
 
 def softplus(x: ArrayLike, beta: float = 1.0, threshold: float = 20.0) -> Array:
     """ln(1 + e^(beta x)) / beta; x itself where beta · x is above the threshold."""
-    return call(_softplus, [x], float(beta), float(threshold))
+    return call_elementwise(_softplus, x, float(beta), float(threshold))
 
 
 def _mish(g: Graph, x: Value) -> Any:
@@ -99,7 +99,7 @@ def _mish(g: Graph, x: Value) -> Any:
 
 def mish(x: ArrayLike) -> Array:
     """x · tanh(softplus(x))."""
-    return call(_mish, [x])
+    return call_elementwise(_mish, x)
 
 
 def _clipped(g: Graph, x: Value, low: float, high: float) -> Any:
@@ -108,12 +108,12 @@ def _clipped(g: Graph, x: Value, low: float, high: float) -> Any:
 
 def relu6(x: ArrayLike) -> Array:
     """x limited to 0 … 6."""
-    return call(_clipped, [x], 0.0, 6.0)
+    return call_elementwise(_clipped, x, 0.0, 6.0)
 
 
 def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Array:
     """x limited to min_val … max_val."""
-    return call(_clipped, [x], float(min_val), float(max_val))
+    return call_elementwise(_clipped, x, float(min_val), float(max_val))
 
 
 def _hardsigmoid(g: Graph, x: Value) -> Any:
@@ -122,7 +122,7 @@ def _hardsigmoid(g: Graph, x: Value) -> Any:
 
 def hardsigmoid(x: ArrayLike) -> Array:
     """(x + 3) / 6 limited to 0 … 1."""
-    return call(_hardsigmoid, [x])
+    return call_elementwise(_hardsigmoid, x)
 
 
 def _hardswish(g: Graph, x: Value) -> Any:
@@ -131,7 +131,7 @@ def _hardswish(g: Graph, x: Value) -> Any:
 
 def hardswish(x: ArrayLike) -> Array:
     """x · hardsigmoid(x)."""
-    return call(_hardswish, [x])
+    return call_elementwise(_hardswish, x)
 
 
 def _logsigmoid(g: Graph, x: Value) -> Any:
@@ -140,7 +140,7 @@ def _logsigmoid(g: Graph, x: Value) -> Any:
 
 def logsigmoid(x: ArrayLike) -> Array:
     """ln sigmoid(x)."""
-    return call(_logsigmoid, [x])
+    return call_elementwise(_logsigmoid, x)
 
 
 def _softsign(g: Graph, x: Value) -> Any:
@@ -149,7 +149,7 @@ def _softsign(g: Graph, x: Value) -> Any:
 
 def softsign(x: ArrayLike) -> Array:
     """x / (1 + |x|)."""
-    return call(_softsign, [x])
+    return call_elementwise(_softsign, x)
 
 
 def _tanhshrink(g: Graph, x: Value) -> Any:
@@ -158,7 +158,7 @@ def _tanhshrink(g: Graph, x: Value) -> Any:
 
 def tanhshrink(x: ArrayLike) -> Array:
     """x − tanh x."""
-    return call(_tanhshrink, [x])
+    return call_elementwise(_tanhshrink, x)
 
 
 def _shrink(g: Graph, x: Value, bound: float, soft: bool) -> Any:
@@ -168,12 +168,12 @@ def _shrink(g: Graph, x: Value, bound: float, soft: bool) -> Any:
 
 def softshrink(x: ArrayLike, lambd: float = 0.5) -> Array:
     """x moved towards 0 by `lambd`, 0 where that would cross it."""
-    return call(_shrink, [x], float(lambd), True)
+    return call_elementwise(_shrink, x, float(lambd), True)
 
 
 def hardshrink(x: ArrayLike, lambd: float = 0.5) -> Array:
     """x where |x| > lambd, else 0."""
-    return call(_shrink, [x], float(lambd), False)
+    return call_elementwise(_shrink, x, float(lambd), False)
 
 
 def _threshold(g: Graph, x: Value, bound: float, value: float) -> Any:
@@ -182,7 +182,7 @@ def _threshold(g: Graph, x: Value, bound: float, value: float) -> Any:
 
 def threshold(x: ArrayLike, bound: float, value: float) -> Array:
     """x where it is above the bound, else `value`."""
-    return call(_threshold, [x], float(bound), float(value))
+    return call_elementwise(_threshold, x, float(bound), float(value))
 
 
 def _prelu(g: Graph, x: Value, weight: Value, after: int) -> Any:

@@ -25,6 +25,10 @@ def _attention(
     many, few, width = heads
     q = fixed(g, q, (None, many, None, width))
     k, v = (fixed(g, t, (None, few, None, width)) for t in (k, v))
+    if sinks is not None:
+        sinks = fixed(g, sinks, (many,))
+    if mask is not None and mask.shape.rank == 4:
+        mask = fixed(g, mask, (None, many, None, None))
     if mask is not None and causal:
         mask = _with_causal(g, mask, q.shape.dims[2], k.shape.dims[2], kind)
     extra = [t for t in (mask, sinks) if t is not None]
@@ -176,7 +180,8 @@ def cache_mask(query: ArrayLike, cache: ArrayLike, position: int | Array) -> Arr
 def _gated_delta_net(
     g: Graph, q: Value, k: Value, v: Value, gate: Value, beta: Value, state: Value | None, n: int
 ) -> Any:
-    more = () if state is None else (state,)
+    q, k, v = (fixed(g, t, (None, None, None, n)) for t in (q, k, v))
+    more = () if state is None else (fixed(g, state, (None, None, n, n)),)
     return g.gated_delta_net(q, k, v, gate, beta, *more, state_size=n)
 
 

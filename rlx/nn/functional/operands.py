@@ -12,7 +12,8 @@ from rlx.errors import InputError, OptionError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.numpy.array import Array
-from rlx.numpy.dispatch import apply_many, as_array
+from rlx.numpy.dispatch import apply, apply_many, as_array
+from rlx.numpy.trace import TraceGraph
 
 ArrayLike: TypeAlias = Array | np.ndarray[Any, Any] | float
 Build = Callable[..., Any]
@@ -44,6 +45,11 @@ def _with_absent(build: Build) -> Build:
     return made
 
 
+def call_elementwise(build: Build, x: ArrayLike, *options: Any) -> Array:
+    """The result of `build(g, x, *options)`, which looks at one element at a time."""
+    return apply(build, [as_array(x)], *options, elementwise=True)
+
+
 def sizes_of(x: ArrayLike, *axes: int) -> Sizes:
     """The sizes of some axes as numbers, None for the others. Inside `rlx.jit` each is a guard."""
     made = as_array(x)
@@ -53,8 +59,13 @@ def sizes_of(x: ArrayLike, *axes: int) -> Sizes:
 
 def fixed(g: Graph, x: Value, sizes: Sizes) -> Value:
     """`x` with the given sizes as constants of the graph, where they were symbols."""
-    for axis, (dim, size) in enumerate(zip(x.shape.dims, sizes, strict=True)):
-        if size is not None and not isinstance(dim, int):
+    for axis, size in enumerate(sizes):
+        dim = x.shape.dims[axis]
+        if size is None or isinstance(dim, int):
+            continue
+        if isinstance(g, TraceGraph):
+            g.trace.same_size(dim, size, "a size of weights, heads or channels")
+        else:
             x = g.narrow(x, axis=axis, start=0, length=size)
     return x
 

@@ -16,6 +16,7 @@ from rlx.nn.functional.operands import (
     ArrayLike,
     call,
     call_many,
+    fixed,
     require_option,
     require_rank,
 )
@@ -217,6 +218,7 @@ def top_k(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[A
 
 def _sample(g: Graph, logits: Value, rng: Value, *settings: Any) -> Any:
     t, k, p, m = settings
+    rng = fixed(g, rng, (2,))
     return g.sample(logits, rng, temperature=t, top_k=k, top_p=p, min_p=m)[0]
 
 

@@ -84,7 +84,7 @@ def _product(
 ) -> Any:  # fmt: skip
     x = fixed(g, x, (*[None] * (x.shape.rank - 1), width))
     y = g.dequant_matmul(x, *_parts(g, (data, scale, zero), sizes), scheme=scheme)
-    return y if bias is None else g.add(y, bias)
+    return y if bias is None else g.add(y, fixed(g, bias, sizes[0][:1]))
 
 
 def quantized_linear(x: ArrayLike, weight: QuantizedWeight, bias: ArrayLike | None = None) -> Array:

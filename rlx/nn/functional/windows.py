@@ -12,12 +12,15 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.nn.functional.operands import (
     ArrayLike,
+    Sizes,
     call,
+    fixed,
     per_axis,
     require_option,
     require_rank,
+    sizes_of,
 )
-from rlx.numpy.array import Array
+from rlx.numpy.array import Array, Tracer
 from rlx.numpy.dispatch import as_array
 from rlx.numpy.trace import Size, dim_of
 
@@ -122,21 +125,37 @@ def _bins(g: Graph, size: Dim, count: int) -> tuple[Value, Value]:
     return first, end
 
 
-def _adaptive(g: Graph, x: Value, axes: Numbers, counts: Numbers, largest: bool) -> Any:
-    dtype = x.shape.dtype
-    for axis, count in zip(axes, counts, strict=True):
-        *lead, size = g.transpose(x, _last(x.shape.rank, axis)).shape.dims
-        row = g.reshape(g.transpose(x, _last(x.shape.rank, axis)), (*lead, 1, size))
-        first, end = _bins(g, size, count)
-        position = g.iota((size,), dtype=i64)
-        inside = g.logical_and(g.ge(position, first), g.lt(position, end))
-        if largest:
-            y = g.max(g.where(inside, row, float("-inf")), axis=(-1,))
-        else:
-            total = g.sum(g.where(inside, row, 0.0), axis=(-1,))
-            y = g.div(total, g.reshape(g.cast(g.sub(end, first), dtype), (count,)))
-        x = g.transpose(y, _back(x.shape.rank, axis))
+def _adaptive(
+    g: Graph, x: Value, axes: Numbers, counts: Numbers, even: tuple[bool, ...], sizes: Sizes,
+    largest: bool,
+) -> Any:  # fmt: skip
+    x = fixed(g, x, sizes)
+    for axis, count, is_even in zip(axes, counts, even, strict=True):
+        x = (_even_bins if is_even else _uneven_bins)(g, x, axis, count, largest)
     return x
+
+
+def _even_bins(g: Graph, x: Value, axis: int, count: int, largest: bool) -> Any:
+    """Bins that do not overlap: an axis in `count` parts."""
+    dims = x.shape.dims
+    parts = g.reshape(x, (*dims[:axis], count, dims[axis] // count, *dims[axis + 1 :]))
+    return (g.max if largest else g.mean)(parts, axis=(axis + 1,))
+
+
+def _uneven_bins(g: Graph, x: Value, axis: int, count: int, largest: bool) -> Any:
+    dtype, rank = x.shape.dtype, x.shape.rank
+    last = g.transpose(x, _last(rank, axis))
+    *lead, size = last.shape.dims
+    row = g.reshape(last, (*lead, 1, size))
+    first, end = _bins(g, size, count)
+    position = g.iota((size,), dtype=i64)
+    inside = g.logical_and(g.ge(position, first), g.lt(position, end))
+    if largest:
+        y = g.max(g.where(inside, row, float("-inf")), axis=(-1,))
+    else:
+        total = g.sum(g.where(inside, row, 0.0), axis=(-1,))
+        y = g.div(total, g.reshape(g.cast(g.sub(end, first), dtype), (count,)))
+    return g.transpose(y, _back(rank, axis))
 
 
 def _last(rank: int, axis: int) -> Numbers:
@@ -158,7 +177,10 @@ def _adapted(x: ArrayLike, rank: int, output_size: Any, largest: bool) -> Array:
     if not pairs:
         return made
     axes, counts = zip(*pairs, strict=True)
-    return call(_adaptive, [made], axes, counts, largest)
+    even = tuple([bool(made.shape[a] % n == 0) for a, n in pairs])
+    # inside a trace the sizes stay symbolic: what divides them is a guard
+    sizes = (None,) * made.ndim if isinstance(made, Tracer) else sizes_of(made, *axes)
+    return call(_adaptive, [made], axes, counts, even, sizes, largest)
 
 
 def adaptive_avg_pool1d(x: ArrayLike, output_size: int) -> Array:
@@ -239,7 +261,8 @@ def pad(x: ArrayLike, padding: Sequence[int], mode: str = "constant", value: flo
     return call(_pad, [made], tuple(low), tuple(high), float(value), chosen)
 
 
-def _shuffle(g: Graph, x: Value, factor: int, up: bool) -> Any:
+def _shuffle(g: Graph, x: Value, factor: int, up: bool, sizes: Sizes) -> Any:
+    x = fixed(g, x, sizes)
     batch, channels, height, width = x.shape.dims
     if up:
         out = channels // (factor * factor)
@@ -255,10 +278,10 @@ def _shuffle(g: Graph, x: Value, factor: int, up: bool) -> Any:
 def pixel_shuffle(x: ArrayLike, upscale_factor: int) -> Array:
     """[B, C·r², h, w] as [B, C, h·r, w·r]."""
     made = require_rank(x, (4,), "pixel_shuffle", "[batch, channels, height, width]")
-    return call(_shuffle, [made], int(upscale_factor), True)
+    return call(_shuffle, [made], int(upscale_factor), True, sizes_of(made, 1))
 
 
 def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Array:
     """[B, C, h·r, w·r] as [B, C·r², h, w]."""
     made = require_rank(x, (4,), "pixel_unshuffle", "[batch, channels, height, width]")
-    return call(_shuffle, [made], int(downscale_factor), False)
+    return call(_shuffle, [made], int(downscale_factor), False, sizes_of(made, 2, 3))

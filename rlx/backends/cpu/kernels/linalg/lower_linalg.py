@@ -21,7 +21,7 @@ from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.builder import Function, Module, Value, f32, f64, i64, vec
-from rlx.llvm.storage import load, memory_type, store
+from rlx.llvm.storage import load, store
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
@@ -34,7 +34,8 @@ class Solve(KernelSpec):
     batch strides of a and b in elements
 
     x with a·x = b, NaN where a is singular. The right-hand sides are split into `splits` work
-    items; `scratch` holds `scratch_bytes` for each worker.
+    items; `scratch` holds `scratch_bytes` for each worker. A complex system is a real one of twice
+    the size: [[re a, −im a], [im a, re a]]·[re x; im x] = [re b; im b].
     """
 
     a: DType
@@ -65,7 +66,8 @@ class _Solve:
         self.lanes = f.target.lanes(64)
         self.vector = vec(self.lanes, f64)
         self.o = Operands(f, spec.args, ("a", "b", "x", "scratch"))
-        self.n, self.m = self.o["n"], self.o["m"]
+        self.order, self.m = self.o["n"], self.o["m"]
+        self.n = self.order * 2 if spec.x.is_complex else self.order  # rows of the real system
 
     def emit(self) -> None:
         f, o = self.f, self.o
@@ -88,19 +90,22 @@ class _Solve:
         [nonsingular] = f.loop(0, self.n, _PIVOTS, [f.i64(1)], self._eliminate)
         self._substitute()
         nan = f.const(float("nan"), f64)
-        target = matrix * (self.n * self.m) + first
-        for i in f.range(0, self.n):
+        x = self.spec.x
+        target = matrix * (self.order * self.m) + first
+        for i in f.range(0, self.order):
             for j in f.range(0, count):
-                found = f.load(self._at(i, self.n + j), f64)
-                value = f.select(nonsingular.ne(0), found, nan)
-                address = f.gep(self.o["x"], target + i * self.m + j, memory_type(self.spec.x))
-                store(f, value if self.spec.x.bits > 8 else value.to(f32), address, self.spec.x)
+                address = f.gep(self.o["x"], target + i * self.m + j, x.bytes)
+                for k in range(2 if x.is_complex else 1):
+                    found = f.load(self._at(i + self.order * k, self.n + j), f64)
+                    value = f.select(nonsingular.ne(0), found, nan)
+                    value = value if x.bits > 8 else value.to(f32)
+                    store(f, value, f.gep(address, k * x.part.bytes), x.part)
 
     def _at(self, row: Value, column: Value) -> Value:
         return self.f.gep(self.rows, row * self.pitch + column, 8)
 
     def _load_system(self, matrix: Value, first: Value, count: Value) -> None:
-        f, o, n = self.f, self.o, self.n
+        f, o, n = self.f, self.o, self.order
         a = b = f.i64(0)
         rest = matrix
         for i in reversed(range(self.spec.axes)):
@@ -108,15 +113,28 @@ class _Solve:
             rest = rest.udiv(o[f"size{i}"])
             a, b = a + index * o[f"a{i}"], b + index * o[f"b{i}"]
         for row in f.range(0, n):
-            self._copy("a", a + row * n, n, self._at(row, f.i64(0)))
-            self._copy("b", b + row * self.m + first, count, self._at(row, n))
+            at_a, at_b = a + row * n, b + row * self.m + first
+            self._copy("a", at_a, n, self._at(row, f.i64(0)))
+            self._copy("b", at_b, count, self._at(row, self.n))
+            if self.spec.x.is_complex:
+                self._copy("a", at_a, n, self._at(row, n), part=1, sign=-1.0)
+                self._copy("a", at_a, n, self._at(row + n, f.i64(0)), part=1)
+                self._copy("a", at_a, n, self._at(row + n, n))
+                self._copy("b", at_b, count, self._at(row + n, self.n), part=1)
 
-    def _copy(self, name: str, at: Value, count: Value, to: Value) -> None:
+    def _copy(
+        self, name: str, at: Value, count: Value, to: Value, part: int = 0, sign: float = 1.0
+    ) -> None:
+        """Copy real (0) or imaginary parts (1) from an operand to a row."""
         f, dtype = self.f, getattr(self.spec, name)
-        source = f.gep(self.o[name], at, memory_type(dtype))
+        source = f.gep(self.o[name], at, dtype.bytes)
         for i in f.range(0, count):
-            value = load(f, f.gep(source, i, memory_type(dtype)), dtype, 1, f64)
-            f.store(value, f.gep(to, i, 8))
+            if part and not dtype.is_complex:
+                value = f.const(0, f64)
+            else:
+                address = f.gep(f.gep(source, i, dtype.bytes), part * dtype.part.bytes)
+                value = load(f, address, dtype.part, 1, f64)
+            f.store(value if sign == 1.0 else -value, f.gep(to, i, 8))
 
     # -- elimination ------------------------------------------------------------------------------
 
@@ -247,9 +265,10 @@ def lower_fft(node: Node, ctx: Context) -> list[KernelLaunch]:
 
 
 def _solve_sizes(node: Node) -> tuple[int, int]:
-    """Upper bounds of the rows and right-hand sides."""
+    """Upper bounds of the rows and right-hand sides of the real systems."""
     n, m = node.output.shape.dims[-2:]
-    return upper_bound(n, node.graph.live), upper_bound(m, node.graph.live)
+    order = upper_bound(n, node.graph.live)
+    return order * 2 if node.output.dtype.is_complex else order, upper_bound(m, node.graph.live)
 
 
 def _rhs_splits(node: Node, threads: int) -> int:

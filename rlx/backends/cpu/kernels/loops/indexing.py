@@ -242,6 +242,7 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     )  # fmt: skip
     steps = [launch_for(node, ctx, start, (0, 0)), write]
     steps[0].bytes = x.shape.size_bytes * 2
+    steps[0].copies_first = not f32_sums
     if f32_sums:
         steps.append(launch_for(node, ctx, copy(x.shape.dims, sums, result), (0, 0)))
     return steps
