@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from rlx.ir.dtype import DType
 from rlx.nn.functional.quantized import QuantizedWeight
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Unset:
@@ -47,13 +50,21 @@ class Unset:
         return f"Unset({list(self.shape)}, {self.dtype})"
 
 
-def _is_tree(value: object) -> bool:
-    """Whether an attribute is part of the tree, and not static."""
-    if isinstance(value, (Array, Unset, Module, QuantizedWeight)):
-        return True
-    if type(value) in (list, tuple):
-        return any(map(_is_tree, value))  # type: ignore[call-overload]
-    return type(value) is dict and any(map(_is_tree, value.values()))
+_trees: dict[type, bool] = {}  # by type of an attribute; containers are looked into
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether an attribute is part of the tree, and not static. A call of a jitted function asks
+    it of every attribute."""
+    kind = type(value)
+    if kind is list or kind is tuple or kind is dict:
+        items = value.values() if kind is dict else value
+        return any(map(_is_tree, items))
+    found = _trees.get(kind)
+    if found is None:
+        known = (Array, Unset, Module, QuantizedWeight)
+        found = _trees[kind] = issubclass(kind, known)
+    return found
 
 
 class Module:
@@ -69,14 +80,18 @@ class Module:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], list[Any]]:
         """Names of the attributes that are trees, then the static ones; the former's values."""
+        attributes = self.__dict__
         names, values, static = [], [], []
-        for name, value in vars(self).items():
-            if _is_tree(value):
+        for item in attributes.items():
+            name, value = item
+            kind = _trees.get(type(value))
+            if kind or (kind is None and _is_tree(value)):
                 names.append(name)
                 values.append(value)
             else:
-                static.append((name, value))
-        return (*names, tuple(static)), values
+                static.append(item)
+        names.append(tuple(static))  # type: ignore[arg-type]
+        return tuple(names), values
 
     @classmethod
     def tree_unflatten(cls, keys: tuple[Any, ...], children: Sequence[Any]) -> Self:
@@ -297,12 +312,14 @@ def _some(names: Any) -> str:
 
 
 def functional_call(
-    module: Callable[..., Any], arrays: Mapping[str, Any], *args: Any, **named: Any
-) -> Any:
+    module: Callable[P, R], arrays: Mapping[str, Any], *args: P.args, **named: P.kwargs
+) -> R:
     """Call a module with other arrays at some paths: a pure function of `arrays`, so that results
     can be differentiated with respect to them. The module stays as it is."""
-    assert isinstance(module, Module)
-    return module.replaced(arrays)(*args, **named)
+    if not isinstance(module, Module):
+        raise InputError("not a module", where="functional_call", got=repr(module))
+    other: Callable[P, R] = module.replaced(arrays)
+    return other(*args, **named)
 
 
 __all__ = ["Module", "Unset", "functional_call"]

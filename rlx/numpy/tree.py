@@ -27,12 +27,19 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     return leaves, _flatten(tree, leaves)
 
 
+_leaf_kinds: set[type] = set()  # types of leaves met so far: what is a tree depends on its type
+
+
 def _flatten(tree: Any, leaves: list[Any]) -> Structure:
     kind = type(tree)
+    if kind in _leaf_kinds:
+        leaves.append(tree)
+        return LEAF
     if kind is tuple or kind is list:
         return (kind, (), tuple([_flatten(child, leaves) for child in tree]))
     parts = _children(tree)
     if parts is None:
+        _leaf_kinds.add(kind)
         leaves.append(tree)
         return LEAF
     keys, children = parts

@@ -80,7 +80,8 @@ class LazyTemplate:
 
     @property
     def prepare(self) -> Graph | None:
-        return None
+        """What is computed of constants alone; asked for only where it is missing."""
+        return self.template.prepare
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         if "template" in self.__dict__ or debug_level():  # a later variant
