@@ -61,8 +61,8 @@ def _expm1(g: Graph, a: Value, b: Value) -> Parts:
     re, im = _exp(g, a, b)
     sine = g.sin(b * 0.5)
     near = g.expm1(a) * g.cos(b) - sine * sine * 2.0
-    near = g.where(g.eq(near, 0.0), g.abs(near), near)  # +0 of −0, as the array API asks
-    return g.where(g.lt(g.abs(a), 700.0), near, re - 1.0), im
+    re = g.where(g.lt(g.abs(a), 700.0), near, re - 1.0)
+    return g.where(g.eq(re, 0.0), _number(g, 0.0), re), im  # never −0
 
 
 def _log(g: Graph, a: Value, b: Value) -> Parts:
@@ -123,8 +123,8 @@ def _sign(g: Graph, a: Value, b: Value) -> Parts:
 
     x, y = scaled(a), scaled(b)
     size = g.where(_both_infinite(g, a, b), _number(g, math.nan), g.sqrt(x * x + y * y))
-    zero = g.eq(most, 0.0)
-    return g.where(zero, most, x / size), g.where(zero, most, y / size)
+    zero, nothing = g.eq(most, 0.0), _number(g, 0.0)
+    return g.where(zero, nothing, x / size), g.where(zero, nothing, y / size)
 
 
 def _both_infinite(g: Graph, a: Value, b: Value) -> Value:
@@ -174,8 +174,8 @@ def _tanh(g: Graph, a: Value, b: Value) -> Parts:
     re, im = beta * g.sqrt(s * s + 1.0) * s / below, tangent / below
     far = g.gt(g.abs(a), 22.0)
     edge = g.sin(b) * g.cos(b) * 4.0 * g.exp(g.abs(a) * -2.0)
-    zero = g.where(g.is_finite(b), g.copysign(_number(g, 0.0), b), _number(g, 0.0))
-    edge = g.where(g.is_inf(a), zero, edge)
+    endless = g.logical_and(g.is_inf(a), g.logical_not(g.is_finite(b)))
+    edge = g.where(endless, _number(g, 0.0), edge)
     re = g.where(far, g.copysign(edge * 0.0 + 1.0, a), re)  # NaN where edge is
     im = g.where(far, edge, im)
     re = g.where(g.logical_and(g.eq(a, 0.0), g.logical_not(g.is_finite(b))), a, re)

@@ -491,7 +491,7 @@ class Cast(Unary):
         return self.dtype
 
     def infer(self, x: Shape) -> Shape:
-        if x.dtype.kind == "complex" and self.dtype.kind != "complex":
+        if x.dtype.is_complex and self.dtype.kind not in ("complex", "bool"):
             raise DTypeError(
                 "a complex number has no real value", got=f"{x} to {self.dtype}",
                 hint="take real, imag or abs of it",
