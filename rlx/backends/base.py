@@ -275,9 +275,6 @@ class Backend(ABC):
 
     # -- compilation ------------------------------------------------------------------------------
 
-    def preload(self) -> None:  # noqa: B027
-        """Import the device's compiler."""
-
     @abstractmethod
     def compile(self, lir: Lir, options: CompileOptions) -> Executable:
         """The executable of a planned graph."""

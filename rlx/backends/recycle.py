@@ -9,6 +9,7 @@ without a lock, by list operations that are atomic: arrays may die in any thread
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -74,6 +75,21 @@ def _recycled(shape: tuple[int, ...], dtype: Any) -> Array:
     nbytes = prod(shape) * int(np.dtype(dtype).itemsize)
     block = _take(nbytes) or Block(-(-nbytes // _ROUND) * _ROUND)
     return np.asarray(_Lease(block, nbytes)).view(dtype).reshape(shape)
+
+
+def is_only_view(array: Array) -> bool:
+    """Whether `array` is a view of a result, and no other array views that memory."""
+    if type(array.base) is not np.ndarray:
+        return False
+    owner: object = array.base.base
+    return (owner is None or type(owner) is _Lease) and _uses_of(array) <= _ONE
+
+
+def _uses_of(array: Array) -> int:
+    return sys.getrefcount(array.base)
+
+
+_ONE = _uses_of(np.empty(8, np.uint8).view(np.int8).reshape(8))
 
 
 def _take(nbytes: int) -> Block | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from rlx.backends.base import check_numbers
+from rlx.errors import NumericsError
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate as evaluate_graph
 from rlx.ir.shape import Shape
 from rlx.numpy import debug
 from rlx.numpy.arguments import Data, Shapes
@@ -128,14 +131,23 @@ class CompiledTrace:
 
             def single(arrays: Sequence[Data]) -> Any:
                 self.calls += 1
-                return Array(run(arrays)[0])
+                try:
+                    return Array(run(arrays)[0])
+                except NumericsError:
+                    self._locate(arrays)
+                    raise
 
             return single
         printed = debug.tracers_of(prints)
 
         def call(arrays: Sequence[Data]) -> Any:
             self.calls += 1
-            results = run([*arrays, *captured] if captured else arrays)
+            given = [*arrays, *captured] if captured else arrays
+            try:
+                results = run(given)
+            except NumericsError:
+                self._locate(given)
+                raise
             leaves = fixed.copy()
             for at, number in outputs:
                 leaves[at] = Array(results[number])
@@ -146,6 +158,11 @@ class CompiledTrace:
             return leaves[0] if structure is LEAF else unflatten(structure, leaves)
 
         return call
+
+    def _locate(self, arrays: Sequence[Data]) -> None:
+        """Raise for the first op of the graph, before any fusion, whose result has a NaN."""
+        if self.graph is not None:
+            evaluate_graph(self.graph, arrays, on_node=check_numbers)
 
     def describe(self) -> Variant:
         rows = zip(self.served.names, self.served.shapes, strict=True)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from rlx.backends.recycle import is_only_view
 from rlx.errors import InputError
 from rlx.ir.graph import Graph
 from rlx.numpy.array import Array
@@ -54,7 +55,8 @@ def take(leaves: list[Array], datas: list[Data], donated: list[bool]) -> None:
             continue
         alone = type(leaves[i]) is Array and _references(datas, i) <= _ALONE
         flags = datas[i].flags
-        if not (alone and flags.owndata and flags.writeable and flags.c_contiguous):
+        owns = flags.owndata or is_only_view(datas[i])
+        if not (alone and owns and flags.writeable and flags.c_contiguous):
             datas[i] = np.array(datas[i], order="C")
 
 

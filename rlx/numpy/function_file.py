@@ -74,7 +74,8 @@ def _artifact(compiled: CompiledGraph, shapes: Shapes) -> Any:
     from rlx.runtime.pipeline import Specialized
     from rlx.runtime.template import Template
 
-    template = compiled.template
+    found: Any = compiled.template  # or what makes it when it is needed
+    template = found if isinstance(found, Template) else found.template
     assert isinstance(template, Template)
     named = zip(template.signature.inputs.items(), shapes, strict=True)
     sizes = infer_sizes([(name, shape, dims) for (name, shape), dims in named])

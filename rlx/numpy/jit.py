@@ -63,7 +63,7 @@ class JitFunction(Generic[P, R]):
         donate: Sequence[str] = (), device: str | None = None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
-        self._function, self._session = function, Session(device or current_device()).preload()
+        self._function, self._session = function, Session(device or current_device())
         self._name, names = name_of(function), parameter_names(function)
         for given, what in ((static, "static"), (fixed, "fixed"), (donate, "donated")):
             for name in given:

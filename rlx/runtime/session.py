@@ -15,7 +15,6 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.variants import PlannedVariant
 from rlx.specialize.options import CompileOptions
-from rlx.support.gc_pause import without_gc
 
 if TYPE_CHECKING:
     from rlx.runtime.template import Template
@@ -29,14 +28,6 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session on {self.device.name}>"
-
-    def preload(self) -> Session:
-        """Import the passes and the device's compiler now, not with the first compilation."""
-        with without_gc():  # hundreds of modules, all to stay
-            import rlx.runtime.template  # noqa: F401
-
-            self.device.backend.preload()
-        return self
 
     def compile(
         self,

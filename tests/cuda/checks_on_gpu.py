@@ -362,7 +362,7 @@ def artifacts_run_in_a_process_without_a_compiler() -> None:
         print(f"figure artifact: loaded and 6 tokens in {said['seconds']:.2f} s")
 
 
-for _name in ("llama", "gemma2", "gpt_oss", "mamba2"):
+for _name in ("llama", "gemma2", "gpt_oss"):
     CHECKS[f"engine {_name}"] = lambda name=_name: serve(name)  # type: ignore[misc]
 CHECKS["engine qwen3 f16 cache"] = lambda: serve("qwen3", "f16")
 

@@ -64,7 +64,7 @@ def test_parity(case: Case) -> None:
 
 
 TINY = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "mamba2")  # the others run on GPUs alone
-LONG = ("engine gemma2", "engine gpt_oss", "engine mamba2")  # 20 s each in the simulator
+LONG = ("engine gemma2", "engine gpt_oss")  # 20 s each in the simulator
 SIMULATED = [
     pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name
     for name in checks_on_gpu.CHECKS

@@ -72,9 +72,6 @@ class CpuBackend(Backend):
 
     # -- compilation ------------------------------------------------------------------------------
 
-    def preload(self) -> None:
-        _ = self._compiler
-
     @property
     def updates_in_place(self) -> bool:
         return True

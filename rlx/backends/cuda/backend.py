@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend, Parts, PlanInfo
+from rlx.backends.cuda.decode_loop import ADVANCE
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
-from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.kernel import GpuKernel, KernelLoader
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.stored_program import StoredKernel, StoredProgram, write_program
 from rlx.ir.graph import Graph
@@ -64,9 +65,10 @@ class CudaBackend(Backend):
 
     def export(self, lir: Lir, options: CompileOptions) -> Parts:
         program = self.compiler.program(lir)
-        kernels = list(dict.fromkeys(x.kernel for x in program.launches if x.kernel is not None))
+        used = [x.kernel for x in program.launches if x.kernel is not None]
+        kernels: list[GpuKernel] = list(dict.fromkeys([*used, ADVANCE]))
         cubins = dict(zip(kernels, self.kernels.cubins(kernels), strict=True))
-        return write_program(program, cubins, self.kernels.target.cpu)
+        return write_program(program, cubins, self.kernels.target.cpu, ADVANCE)
 
     def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> CudaExecutable:
         program = StoredProgram(parts, self.kernels.target.cpu)
@@ -76,6 +78,7 @@ class CudaBackend(Backend):
             else None
             for x in program.launches
         ]
+        self.kernels.load(ADVANCE, program.advance, program.cubins[program.advance])
         return CudaExecutable(program, functions, info, self.memory, self.kernels)
 
     @property

@@ -59,7 +59,10 @@ class StoredKernel(GpuKernel):
         raise CodegenError("only the machine code of a kernel is stored", where=self.name)
 
 
-def write_program(program: Program, cubins: Mapping[GpuKernel, bytes], cpu: str) -> Parts:
+def write_program(
+    program: Program, cubins: Mapping[GpuKernel, bytes], cpu: str, advance: GpuKernel
+) -> Parts:
+    """`advance` is the kernel that goes on to the next token of a decode loop."""
     digests = {hashlib.sha256(image).hexdigest(): image for image in cubins.values()}
     launches: list[tuple[Any, ...]] = []
     for x in program.launches:
@@ -79,6 +82,7 @@ def write_program(program: Program, cubins: Mapping[GpuKernel, bytes], cpu: str)
         program.can_repeat,
         tuple((base, Data(array)) for base, array in program.constants.items()),
         tuple((digest, len(image)) for digest, image in digests.items()),
+        hashlib.sha256(cubins[advance]).hexdigest(),
     )  # fmt: skip
     return {
         _TARGET: Writer().value((cpu, driver_version())),
@@ -100,7 +104,7 @@ class StoredProgram(Program):
         if version != _FORMAT:
             raise FormatError("a program of another version", where="artifact", got=version)
         launches, nodes, symbols, checks, reports, maps, *rest = fields
-        starts, bases, dynamic, orders, self.can_repeat, constants, sizes = rest
+        starts, bases, dynamic, orders, self.can_repeat, constants, sizes, self.advance = rest
         self.launches = [_launch(row) for row in launches]
         self.nodes, self.symbols = list(nodes), list(symbols)
         self.bounds_checks = [BoundsCheck(*row) for row in checks]

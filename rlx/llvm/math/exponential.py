@@ -178,9 +178,18 @@ def _expm1(x: Value) -> Value:
 
 def tanh(x: Value) -> Value:
     """Hyperbolic tangent. Error below 3 ulp."""
-    f = x.fn
-    e = _expm1(f.abs(x) * -2.0)
-    return f.copysign(-e / (e + 2.0), x)
+    f, k = x.fn, real(x, "tanh")
+    # -e / (2 + e) with e = e^u - 1, u = -2 |x|: below this bound the result is 1, and no power of
+    # two is denormal
+    u = f.max_fast(f.const(-(k.mantissa + 4) * math.log(2), x.type), f.abs(x) * -2.0)
+    magic = k.magic + k.bias  # so that the low bits are the exponent of the power
+    with f.exact():
+        shifted = f.fma(u, f.const(1 / math.log(2), x.type), magic)
+        r = _remainder(u, shifted - magic, k)
+    power = (shifted.bits() << k.mantissa).bits(x.type)
+    p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
+    e = f.fma(power, p, power - 1.0)
+    return f.copysign(e / (-2.0 - e), x)
 
 
 def sigmoid(x: Value) -> Value:

@@ -55,7 +55,8 @@ class PagedDecode(BlockKernel):
         return shared_bytes(self.form)
 
     def emit(self, m: KernelModule) -> None:
-        _DecodeEmitter(m.begin_block(self.threads, self.shared), self).emit()
+        together = 2 if self.form.group <= 2 else 1  # blocks whose registers fit
+        _DecodeEmitter(m.begin_block(self.threads, self.shared, together), self).emit()
 
 
 @dataclass(frozen=True)
