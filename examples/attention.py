@@ -67,9 +67,7 @@ def seconds(function: Attention, *given: rlx.Array) -> float:
 def main() -> None:
     length = int(sys.argv[1]) if len(sys.argv) > 1 else 256
     rng = np.random.default_rng(0)
-    q, k, v = (
-        rnp.asarray(rng.standard_normal((HEADS, length, DIM), np.float32)) for _ in range(3)
-    )
+    q, k, v = (rnp.asarray(rng.standard_normal((HEADS, length, DIM), np.float32)) for _ in range(3))
     expected = None
     for function in (textbook, online, fused):
         jitted = rlx.jit(function)

@@ -2,7 +2,8 @@
 
 python examples/digits_cnn.py
 
-Needs scikit-learn for its 1,797 images of 8 × 8 pixels. `examples/weights/train.py` made the weights.
+Needs scikit-learn for its 1,797 images of 8 × 8 pixels. `examples/weights/train.py` made the
+weights.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 import rlx
 import rlx.numpy as rnp

@@ -37,9 +37,7 @@ def forecast(model: Forecaster, past: rlx.Array, steps: int) -> rlx.Array:
     """The next `steps` values behind `past` [batch, length, 1]: one native call."""
     known, state = model(past)
 
-    def step(
-        carry: tuple[rlx.Array, State], _: None
-    ) -> tuple[tuple[rlx.Array, State], rlx.Array]:
+    def step(carry: tuple[rlx.Array, State], _: None) -> tuple[tuple[rlx.Array, State], rlx.Array]:
         value, state = carry
         following, state = model(value, state)
         return (following, state), value[:, 0, 0]

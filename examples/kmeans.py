@@ -62,9 +62,11 @@ def main() -> None:
     began = time.perf_counter()
     centres, labels, error = fit(points, clusters)
     spent = time.perf_counter() - began
-    print(f"{count} points, {clusters} clusters: mean squared distance {error:.3f} in {spent:.2f} s")
+    print(
+        f"{count} points, {clusters} clusters: mean squared distance {error:.3f} in {spent:.2f} s"
+    )
     sizes = rnp.sum(labels[:, None] == rnp.arange(clusters), axis=0)
-    for place, size in zip(centres.tolist(), sizes.tolist(), strict=True):
+    for place, size in zip(np.asarray(centres), np.asarray(sizes), strict=True):
         print(f"  ({place[0]:6.2f}, {place[1]:6.2f})  {size} points")
     print(f"traces: {len(step.variants())}")
 

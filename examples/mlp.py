@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def network(sizes: list[int], seed: int = 0) -> Network:
             rnp.asarray(rng.normal(0, (2 / a) ** 0.5, (a, b)).astype(np.float32)),
             rnp.zeros(b),
         )
-        for a, b in zip(sizes, sizes[1:], strict=False)
+        for a, b in pairwise(sizes)
     ]
 
 

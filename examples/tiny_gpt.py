@@ -2,8 +2,8 @@
 
 python examples/tiny_gpt.py [DIGITS]
 
-One jitted function serves the prompt and the steps behind it. The cache is donated: it is written in
-place. `examples/weights/train.py` made the weights, with PyTorch.
+One jitted function serves the prompt and the steps behind it. The cache is donated: it is written
+in place. `examples/weights/train.py` made the weights, with PyTorch.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ class Sorter(nn.Module):
         self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 11, bias=False)
 
-    def __call__(
-        self, ids: rlx.Array, cache: Cache, start: rlx.Array
-    ) -> tuple[rlx.Array, Cache]:
+    def __call__(self, ids: rlx.Array, cache: Cache, start: rlx.Array) -> tuple[rlx.Array, Cache]:
         """The logits behind the last of some tokens [batch, length], and the new cache."""
         x = self.tokens(ids) + self.positions(start + rnp.arange(ids.shape[1]))
         kept = []
@@ -68,9 +66,7 @@ class Sorter(nn.Module):
 
 
 @rlx.jit(donate=["cache"])
-def step(
-    model: Sorter, ids: rlx.Array, cache: Cache, start: rlx.Array
-) -> tuple[rlx.Array, Cache]:
+def step(model: Sorter, ids: rlx.Array, cache: Cache, start: rlx.Array) -> tuple[rlx.Array, Cache]:
     """The likeliest next token of each row [batch, 1], and the cache with these tokens in it."""
     logits, cache = model(ids, cache, start)
     return rnp.argmax(logits, axis=-1, keepdims=True), cache

@@ -104,7 +104,11 @@ def forecaster() -> None:
         x = waves(256, 128)
         error = ((model(x[:, :-1]) - x[:, 1:])[:, 64:] ** 2).mean().sqrt().item()
         still = ((x[:, 1:] - x[:, :-1])[:, 64:] ** 2).mean().sqrt().item()
-    save(model, "forecaster", f"error of the next value {error:.4f}; of repeating the last {still:.4f}")
+    save(
+        model,
+        "forecaster",
+        f"error of the next value {error:.4f}; of repeating the last {still:.4f}",
+    )
 
 
 # -- a tiny GPT that sorts digits -----------------------------------------------------------------
