@@ -43,8 +43,8 @@ def drawing(image: np.ndarray) -> list[str]:
 
 
 def main() -> None:
-    data = load_digits()
-    images = (data.images / 16).astype(np.float32)
+    pixels, digits = load_digits(return_X_y=True)
+    images = (np.asarray(pixels) / 16).astype(np.float32).reshape(-1, 8, 8)
     model = network()
     print(model)
     start = 1200  # the network was trained on the images before
@@ -53,7 +53,7 @@ def main() -> None:
         likely = np.asarray(probabilities(model, rnp.asarray(images[start : start + count, None])))
         spent = 1e3 * (time.perf_counter() - began)
         said = likely.argmax(1)
-        right = np.mean(said == data.target[start : start + count])
+        right = np.mean(said == digits[start : start + count])
         print(f"{count:4d} images in {spent:6.1f} ms: {100 * right:.1f} % right")
     print(f"traces: {len(probabilities.variants())}")
     unsure = int(likely.max(1).argmin())

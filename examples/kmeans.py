@@ -33,9 +33,9 @@ def step(points: rlx.Array, centres: rlx.Array) -> tuple[rlx.Array, rlx.Array, r
 
 def fit(points: rlx.Array, clusters: int, rounds: int = 100) -> tuple[rlx.Array, rlx.Array, float]:
     """Lloyd's algorithm from centres that are spread over the points."""
-    centres = spread(points, clusters)
-    before = float("inf")
-    for _ in range(rounds):
+    centres, labels, error = step(points, spread(points, clusters))
+    before = float(error)
+    for _ in range(rounds - 1):
         centres, labels, error = step(points, centres)
         if abs(before - float(error)) <= 1e-6 * float(error):
             break
