@@ -28,8 +28,13 @@ def layer(n: int, k: int, dtype: str, transposed: bool, act: str, residual: bool
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize(
     ("n", "k", "act", "residual"),
-    [(64, 48, "none", False), (37, 65, "gelu", True), (5, 7, "relu", True), (1030, 3, "silu", False)],
-)  # fmt: skip
+    [
+        (64, 48, "none", False),
+        (37, 65, "gelu", True),
+        (5, 7, "relu", True),
+        (1030, 3, "silu", False),
+    ],
+)
 def test_one_row_has_the_bits_of_many(
     n: int, k: int, act: str, residual: bool, dtype: str, transposed: bool
 ) -> None:
