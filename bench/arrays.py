@@ -1,6 +1,6 @@
 """Arrays and `rlx.jit` beside NumPy, JAX (`jit`) and torch (eager and `torch.compile`).
 
-Calls that take and return arrays, results allocated anew as each library does by default. The peers
+Calls that take and return arrays of the library's own, allocated as it does by default. The peers
 run in one process (`--peer-python`), timed in turns with us, 2 threads each; results are compared.
 A row's peer is the fastest of them. First calls are of new processes, importing left out.
 RLX_TARGET=znver3 holds us and the peers to AVX2.
@@ -33,7 +33,7 @@ from bench.peers.pipe import Peer, PeerMissing
 from rlx.nn import functional as F
 
 PEERS = ("numpy", "jax", "torch", "torch.compile")
-SAMPLE = 0.04  # seconds, at least
+TURN = 0.04  # seconds, at least
 COLD, CACHED = 0.3, 0.05  # seconds of a first call
 EAGER = 15.0  # µs
 
@@ -76,7 +76,7 @@ class Row:
 
     def __init__(self, name: str, peer: Peer, folder: Path) -> None:
         self.name, self.peer = name, peer
-        given = [rnp.asarray(x) for x in rows.arguments(name)]
+        given = [rnp.array(x) for x in rows.arguments(name)]
         function = rlx.jit(OURS[name])
         self.run = lambda: function(*given)
         expected = self._prepare_peers(folder)
@@ -99,31 +99,37 @@ class Row:
             file.unlink()
         return found
 
-    def measure(self, rounds: int, min_calls: int = 1) -> dict[str, float]:
-        """Median seconds a call of each, sampled in turns; `least` has the minima."""
-        samplers: dict[str, Callable[[int], float]] = {"rlx": self._ours}
+    def measure(self, rounds: int, calls: int = 1) -> dict[str, float]:
+        """Median seconds a call of each, in turns of many; `least` has the minima. With more
+        `calls` than one, a sample is the mean of so many."""
+        samplers: dict[str, Callable[[int], list[float]]] = {
+            "rlx": functools.partial(self._ours, calls)
+        }
         for theirs in PEERS:
-            samplers[theirs] = functools.partial(self._theirs, theirs)
-        calls = {}
+            samplers[theirs] = functools.partial(self._theirs, theirs, calls)
+        count = {}
         for name, sample in samplers.items():
-            sample(min_calls)
-            calls[name] = max(min_calls, math.ceil(SAMPLE / sample(min_calls)))
+            sample(1)
+            count[name] = max(1, math.ceil(TURN / (sample(1)[0] * calls)))
         samples: dict[str, list[float]] = {name: [] for name in samplers}
         for _ in range(rounds):
             for name, sample in samplers.items():
-                samples[name].append(sample(calls[name]))
+                samples[name] += sample(count[name])
         self.least = {name: min(found) for name, found in samples.items()}
         return {name: statistics.median(found) for name, found in samples.items()}
 
-    def _ours(self, calls: int) -> float:
-        run = self.run
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        return (time.perf_counter() - start) / calls
+    def _ours(self, calls: int, samples: int) -> list[float]:
+        run, found = self.run, []
+        for _ in range(samples):
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            found.append((time.perf_counter() - start) / calls)
+        return found
 
-    def _theirs(self, theirs: str, calls: int) -> float:
-        found: float = self.peer.ask("time", row=self.name, peer=theirs, calls=calls)["seconds"]
+    def _theirs(self, theirs: str, calls: int, samples: int) -> list[float]:
+        asked = {"row": self.name, "peer": theirs, "samples": samples, "calls": calls}
+        found: list[float] = self.peer.ask("time", **asked)["seconds"]
         return found
 
 
@@ -158,7 +164,7 @@ def call_bar(peer: Peer, folder: Path, rounds: int, used: str) -> Bar:
 
 def eager_bar(rounds: int, used: str) -> Bar:
     """`x + y` on 16 numbers, outside of `rlx.jit`."""
-    x, y = (rnp.asarray(a) for a in rows.arguments("tiny")[:2])
+    x, y = (rnp.array(a) for a in rows.arguments("tiny")[:2])
     ours = median_time(lambda: x + y, 3 * rounds, 1000)
     return Bar(f"eager, {used}", ours * 1e6, "µs", "budget", EAGER, 1.0, False)
 
@@ -171,7 +177,7 @@ numpy = time.perf_counter()
 import rlx, rlx.numpy as rnp
 from bench.peers import array_functions as rows
 imported = time.perf_counter()
-given = [rnp.asarray(x) for x in rows.mlp_arguments(32)]
+given = [rnp.array(x) for x in rows.mlp_arguments(32)]
 f = rlx.jit(lambda *args: rows.mlp(rnp, *args))
 begin = time.perf_counter()
 f(*given)
@@ -212,12 +218,12 @@ def _first_call(bytecode: Path, cache: Path) -> dict[str, float]:
 def new_shapes_bar(peer: Peer, used: str) -> Bar:
     """20 new shapes in a row: the MLP with other numbers of rows. Mean time of a call."""
     function = rlx.jit(functools.partial(rows.mlp, rnp))
-    given = [rnp.asarray(x) for x in rows.mlp_arguments(32)]
+    given = [rnp.array(x) for x in rows.mlp_arguments(32)]
     for _ in range(3):
         function(*given)
     samples = []
     for n in rows.NEW_SHAPES:
-        given[0] = rnp.asarray(rows.mlp_arguments(n)[0])
+        given[0] = rnp.array(rows.mlp_arguments(n)[0])
         start = time.perf_counter()
         function(*given)
         samples.append(time.perf_counter() - start)

@@ -1,8 +1,8 @@
 """NumPy, JAX and torch behind a pipe, for `bench arrays`: one process, 2 threads each.
 
 Commands: {"do": "prepare", "row": name, "peer": name, "save": file}, {"do": "time", "row": name,
-"peer": name, "calls": n}, {"do": "new_shapes", "peer": name}. Peers: numpy, jax (jitted), torch,
-torch.compile.
+"peer": name, "samples": n, "calls": n}, {"do": "new_shapes", "peer": name}. Peers: numpy, jax
+(jitted), torch, torch.compile.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _compiled(peer: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _array(peer: str, data: Any) -> Any:
     if peer == "numpy":
         return data
-    return jnp.asarray(data) if peer == "jax" else torch.from_numpy(data)
+    return jnp.asarray(data) if peer == "jax" else torch.tensor(data)
 
 
 def _wait(result: Any) -> Any:
@@ -154,13 +154,17 @@ class Server:
         np.save(save, np.asarray(_wait(function(*given))))
         return {"ready": True}
 
-    def time(self, row: str, peer: str, calls: int) -> dict[str, Any]:
+    def time(self, row: str, peer: str, samples: int, calls: int) -> dict[str, Any]:
+        """Seconds a call, until its result is there: samples of so many calls each."""
         function, given = self._ready[row, peer]
-        start = time.perf_counter()
-        for _ in range(calls - 1):
-            function(*given)
-        _wait(function(*given))
-        return {"seconds": (time.perf_counter() - start) / calls}
+        found = []
+        for _ in range(samples):
+            start = time.perf_counter()
+            for _ in range(calls - 1):
+                function(*given)
+            _wait(function(*given))
+            found.append((time.perf_counter() - start) / calls)
+        return {"seconds": found}
 
     def new_shapes(self, peer: str) -> dict[str, Any]:
         """Seconds of the first call with each of the new shapes, after calls with another."""

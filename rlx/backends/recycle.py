@@ -22,6 +22,8 @@ from rlx.backends.buffer import map_pages, require_memory
 from rlx.ir.op import Array
 
 _LARGE = 1 << 20  # bytes: smaller results are left to malloc, which recycles them
+_VECTORS = 1 << 14  # bytes: with more, vectors that cross cache lines cost more than to align them
+_LINE = 64
 _ROUND = 1 << 16
 KEPT_BYTES, _KEPT_BLOCKS = 256 << 20, 16  # of free blocks, at most
 
@@ -66,8 +68,22 @@ class _Lease:
 def result_maker(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
     """A function that returns arrays of this shape with any elements."""
     nbytes = prod(shape) * int(np.dtype(dtype).itemsize)
-    make = np.empty if nbytes < _LARGE else _recycled
+    make = np.empty if nbytes < _VECTORS else _aligned if nbytes < _LARGE else _recycled
     return partial(make, shape, dtype)
+
+
+def copied(array: Array) -> Array:
+    """A row-major copy in memory that suits kernels."""
+    made = result_maker(array.shape, array.dtype)()
+    np.copyto(made, array)
+    return made
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> Array:
+    nbytes = prod(shape) * int(np.dtype(dtype).itemsize)
+    raw = np.empty(nbytes + _LINE, np.uint8)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % _LINE
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def _recycled(shape: tuple[int, ...], dtype: Any) -> Array:

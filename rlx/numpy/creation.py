@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.recycle import copied
 from rlx.errors import ArrayCopyError, ArrayValueError
 from rlx.ir.dtype import DType, f32, i64
 from rlx.numpy import dlpack
@@ -46,7 +47,7 @@ def asarray(
             )  # fmt: skip
         return astype(made, element)
     shared = not copy or isinstance(made, Tracer)
-    return made if shared else Array(made.data.copy())
+    return made if shared else Array(copied(made.data))
 
 
 def _of_numbers(obj: Any, dtype: DTypeLike | None) -> Array:
