@@ -71,7 +71,11 @@ _ARM_FLAGS = {
     "i8mm": ((1, 13), "i8mm"),
     "bf16": ((1, 14), "bf16"),
 }
+_CPUINFO = "/proc/cpuinfo"
 _HWCAP, _HWCAP2 = 16, 26  # entries of the auxiliary vector
+
+# x86-64 Linux: the system call that asks for a part of the registers' state, and AMX's part
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 _INTEL_MODELS = {
     **dict.fromkeys((0x3C, 0x3F, 0x45, 0x46), "haswell"),
@@ -113,9 +117,22 @@ _ARM_PARTS = {
 
 def linux_cpu(arch: str) -> tuple[str, tuple[str, ...]]:
     """(LLVM CPU name, features) of this machine."""
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+    with open(_CPUINFO, encoding="utf-8", errors="replace") as file:
         text = file.read()
-    return from_cpuinfo(text, arch, _hardware_capabilities() if arch == "aarch64" else None)
+    cpu, features = from_cpuinfo(
+        text, arch, _hardware_capabilities() if arch == "aarch64" else None
+    )
+    if "+amx-tile" in features and not _may_use_tiles():
+        features = tuple(sorted(f.replace("+amx-", "-amx-") for f in features))
+    return cpu, features
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux (from 5.16 on) for the state of AMX's tiles, once for this process and its threads.
+    It refuses where a thread's signal stack could not hold it."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype, call.argtypes = ctypes.c_long, [ctypes.c_long] * 3
+    return bool(call(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
 def _hardware_capabilities() -> tuple[int, int]:
@@ -215,6 +232,7 @@ NAMED: dict[str, tuple[str, str, frozenset[str]]] = {
     "znver4": ("x86_64", "znver4", _ZEN4),
     "alderlake": ("x86_64", "alderlake", _ADL),
     "sapphirerapids": ("x86_64", "sapphirerapids", _SPR),
+    "graniterapids": ("x86_64", "graniterapids", _set("amx-fp16", _SPR)),
     "aarch64": ("aarch64", "generic", _ARM8),
     "armv8": ("aarch64", "generic", _ARM8),
     "neoverse-n1": ("aarch64", "neoverse-n1", _N1),

@@ -27,14 +27,15 @@ _UNROLL = 4  # k of two rows that are interleaved at once
 
 
 def emit_pack(
-    m: Module, name: str, dtype: DType, compute: Type | None, unit: str, routed: bool = False
-) -> Function:
+    m: Module, name: str, dtype: DType, compute: Type | None, unit: str, routed: bool = False,
+    panel: int = 0,
+) -> Function:  # fmt: skip
     """void pack(ptr src, i64 stride_mn, i64 stride_k, i64 rows, i64 kc, ptr dst, i64 width,
     ptr route)
 
     Strides are bytes; `unit` is the axis with unit stride ("k", "m", "n" or "none"). Elements are
     converted to `compute`, or kept when that is None. When `routed`, rows are gathered in the order
-    of `route`, i32 row numbers.
+    of `route`, i32 row numbers. `panel`: how many columns a whole panel of w has.
     """
     params = [("src", ptr), ("stride_mn", i64), ("stride_k", i64), ("rows", i64), ("kc", i64)]
     params += [("dst", ptr), ("width", i64), ("route", ptr)]
@@ -46,6 +47,12 @@ def emit_pack(
                 pack.copy_row()
             else:
                 pack.interleave()
+    elif unit in ("m", "n") and panel:
+        for is_whole in f.either(f["rows"].eq(panel)):
+            if is_whole:
+                pack.copy_panel(panel)
+            else:
+                pack.copy_columns()
     elif unit in ("m", "n"):
         pack.copy_columns()
     else:
@@ -116,6 +123,19 @@ class _Pack:
                 for i in f.range(lo, hi, step):
                     f.store(self.read(f.gep(row, i, self.raw), step), self.to(start + i))
 
+    def copy_panel(self, columns: int) -> None:
+        """A whole panel. Rows of a matrix often begin in pages of their own, which the hardware
+        does not prefetch: each is asked for the panel that comes next."""
+        f = self.f
+        lanes = f.target.vector_bits // self.type.bits
+        size = columns * self.raw.bytes
+        for k in f.range(0, f["kc"]):
+            row, to = f.gep(f["src"], k * f["stride_k"]), self.to(k * f["width"])
+            for line in range(0, size, LINE):
+                f.prefetch(row, size + line, locality=2)
+            for i in range(0, columns, lanes):
+                f.store(self.read(f.gep(row, i, self.raw), lanes), f.gep(to, i, self.type))
+
     def copy_strided(self) -> None:
         f = self.f
         for i in f.range(0, f["rows"]):
@@ -131,6 +151,7 @@ NARROW_KC = 256  # k of several blocks with narrow panels: a tile's rows and a p
 PANEL_GROUP = 32  # panels whose partial sums are kept between k blocks
 NARROW_GROUP = 16  # the same of narrow panels: sums and rows fit in an L2 cache of 512 kB
 _BLOCK_OVERHEAD = 3  # cost of starting a unit of work, in rows
+_PACKING_MC, _PACKING = 256, 16  # the same where each row block packs the panels of w anew
 _POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "table"])
 
 
@@ -218,7 +239,7 @@ class Gemm(KernelSpec):
         """Bytes each worker needs when there are at most `rows` rows."""
         g, k = self.tile_shape(target), max(k, 1)
         kc = min(k, KC)
-        tall = round_up(min(rows, MC), g.mr)
+        tall = round_up(min(rows, _PACKING_MC if self.packs_w else MC), g.mr)
         size = 0 if self.reads_x_in_place else tall * kc
         if not self.packs_w and not self.reads_x_in_place:
             size = max(size, round_up(min(rows, g.mr), 2) * k)
@@ -271,7 +292,8 @@ class GemmEmitter:
         if spec.packs_w:
             compute = None if spec.panel is spec.w else memory_type(spec.panel)
             unit = "n" if spec.packed else spec.w_unit
-            self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit)
+            whole = self.columns if spec.w_unit == "n" and not spec.packed else 0
+            self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit, panel=whole)
         self.epilogue = emit_epilogue(m, g, spec.epilogue, spec.args, routed)
         self.f = m.kernel()
         self.given = {name: self.arg(self.f, name) for name in spec.args}
@@ -292,7 +314,8 @@ class GemmEmitter:
         batches = batch_count(f, self.given, self.spec.batch)
         mc = self["m"]
         if not self.spec.single_row:
-            mc = self.choose_mc(mc, batches * panels, self.m.tunable("block_rows", MC, 96, 128))
+            most = _PACKING_MC if self.spec.packs_w else MC
+            mc = self.choose_mc(mc, batches * panels, self.m.tunable("block_rows", most, 96, 128))
         self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], mc)
         self.split_work(batches, mc, panels, self.row_block)
 
@@ -322,14 +345,14 @@ class GemmEmitter:
         f = self.f
         workers = f["nth"].to(i64)
         least = f.max(f.ceil_div(rows, most), 1)
-
+        overhead = _PACKING if self.spec.packs_w else _BLOCK_OVERHEAD
         end = f.select(rows > self.g.mr, least + workers, least + 1)
         found = f.carry([f.i64(1 << 62), rows])
         for row_blocks in found.range(least, end):
             cost, best = found.values
             each = (rows + row_blocks - 1).udiv(row_blocks)
             rounds = (columns * row_blocks + workers - 1).udiv(workers)
-            this = rounds * (each + _BLOCK_OVERHEAD)
+            this = rounds * (each + overhead)
             found.values = [f.min(this, cost), f.select(this < cost, each, best)]
         return f.max(found.values[1], 1)
 

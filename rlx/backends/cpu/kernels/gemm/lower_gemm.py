@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rlx.backends.cpu.kernels.gemm.bf16_gemm import Bf16Gemm
 from rlx.backends.cpu.kernels.gemm.complex_gemm import ComplexGemm
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.gemm.gemm import Gemm
@@ -195,7 +196,11 @@ def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     if node.output.dtype.kind == "complex":
         columns_contiguous = problem.w_unit == "n"
         return [
-            _scratchless_step(node, problem, ComplexGemm(columns_contiguous, len(problem.batch)))
+            _scratchless_step(
+                node,
+                problem,
+                ComplexGemm(columns_contiguous, len(problem.batch), node.output.dtype),
+            )
         ]
     kind = _gemv_kind(problem, single_column) if problem.m == 1 else None
     if kind is not None:
@@ -260,6 +265,8 @@ def _packed_gemm(node: Node) -> tuple[GemmProblem, Gemm, dict[str, KernelArg]]:
     if layout.levels:
         kind = StrassenTwice if layout.levels > 1 else Strassen
         return problem, kind(x.dtype, w.dtype, epilogue), args
+    if layout.tiles:
+        return problem, Bf16Gemm(x.dtype, w.dtype, epilogue), args
     return problem, spec_of(problem, epilogue, packed=True), args
 
 
