@@ -52,12 +52,21 @@ class Form(NamedTuple):
         Few, so that most shapes find an executable; close, since kernels suit the bound."""
         if prod(self.sizes) <= SMALL:
             return (SMALL,) * len(self.sizes)
-        found = [1 << max(n - 1, 15).bit_length() for n in self.sizes]
+        found = [_bound(n) for n in self.sizes]
         if self.fixed:
             found[-1] = 0
         return (
             tuple(found) if prod(b or _FIXED_INNER for b in found) <= _VAST else (0,) * len(found)
         )
+
+
+def _bound(n: int) -> int:
+    """The next power of two; for long axes a closer one, since kernels for results that outgrow the
+    caches write past them."""
+    if n <= 1 << 20:
+        return 1 << max(n - 1, 15).bit_length()
+    step = 1 << (n.bit_length() - 3)
+    return -(-n // step) * step
 
 
 # -- elementwise ----------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from rlx.ir.ops._common import (
     rounded,
     wide,
 )
-from rlx.ir.ops.complex_functions import COMPLEX, apply_formula
+from rlx.ir.ops.complex_functions import COMPLEX, NUMPY, apply_formula
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:
@@ -180,40 +180,18 @@ def _each(function: Callable[[float], float]) -> NumpyFunction:
     return over
 
 
-def _log1p(x: Any) -> Any:
-    """NumPy adds 1 to complex numbers first: more digits make up for it."""
-    return np.log1p(x.astype(np.clongdouble) if x.dtype.kind == "c" else x)
-
-
-def _expm1(x: Any) -> Any:
-    """Of a complex −0 the real part is +0, as the array API asks."""
-    y = np.array(np.expm1(x))
-    if x.dtype.kind == "c":
-        y.real = np.where(y.real == 0, np.abs(y.real), y.real)
-    return y
-
-
-def _tanh(x: Any) -> Any:
-    """Of a complex ∞ + iy the imaginary part is 0 with the sign of y, as the array API asks."""
-    y = np.array(np.tanh(x))
-    if x.dtype.kind == "c":
-        at_end = np.isinf(x.real) & np.isfinite(x.imag)
-        y.imag = np.where(at_end, np.copysign(0.0, x.imag), y.imag)
-    return y
-
-
 _erfc = _each(math.erfc)
 _SQRT_HALF, _SQRT_2_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
 _LOG2_E, _LOG10_E = 1.4426950408889634, 0.4342944819032518
 
 unary("exp", np.exp, "e^x")
-unary("expm1", _expm1, "e^x − 1, exact near 0")
+unary("expm1", NUMPY["expm1"], "e^x − 1, exact near 0")
 unary("log", np.log, "ln x; −inf at 0, NaN below")
-unary("log1p", _log1p, "ln(1 + x), exact near 0")
+unary("log1p", NUMPY["log1p"], "ln(1 + x), exact near 0")
 unary("sqrt", np.sqrt, "√x; NaN below 0")
 unary("sin", np.sin, "sin x, x in radians")
 unary("cos", np.cos, "cos x, x in radians")
-unary("tanh", _tanh, "tanh x")
+unary("tanh", NUMPY["tanh"], "tanh x")
 unary("erf", _each(math.erf), "the error function, 2/√π ∫₀ˣ e^(−t²) dt")
 
 unary(
