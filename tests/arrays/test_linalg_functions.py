@@ -46,17 +46,18 @@ def both(function: Callable[..., object]) -> list[Callable[..., object]]:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("batch", BATCHES)
 def test_factorisations(dtype: type, batch: tuple[int, ...]) -> None:
+    ways = both if batch == (2,) else lambda function: [function]
     for m, n in ((4, 4), (6, 3), (3, 6), (1, 1), (0, 3)):
         x = draw(m * n, *batch, m, n, dtype=dtype)
         k = min(m, n)
         for mode in ("reduced", "complete"):
-            for run in both(lambda x, mode=mode: linalg.qr(x, mode=mode)):
+            for run in ways(lambda x, mode=mode: linalg.qr(x, mode=mode)):
                 q, r = run(x)
                 assert q.shape == (*batch, m, m if mode == "complete" else k)
                 close(q @ r, x, n)
                 close(np.asarray(r), np.triu(np.asarray(r)))
         for full in (False, True):
-            for run in both(lambda x, full=full: linalg.svd(x, full_matrices=full)):
+            for run in ways(lambda x, full=full: linalg.svd(x, full_matrices=full)):
                 u, s, vh = (np.asarray(part) for part in run(x))
                 close(s, np.linalg.svd(x, compute_uv=False), n)
                 close((u[..., :, :k] * s[..., None, :]) @ vh[..., :k, :], x, n)
