@@ -3,7 +3,7 @@
 Calls that take and return arrays of the library's own, allocated as it does by default. The peers
 run in one process (`--peer-python`), timed in turns with us, 2 threads each; results are compared.
 A row's peer is the fastest of them. First calls are of new processes, importing left out.
-RLX_TARGET=znver3 holds us and the peers to AVX2.
+RLX_TARGET=x86-64-v3 holds us and the peers to AVX2.
 """
 
 from __future__ import annotations
