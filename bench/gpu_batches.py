@@ -52,6 +52,23 @@ class Batches:
             assert len(reply.wait().tokens) == tokens
         return time.perf_counter() - start
 
+    def decoding(self, engine: Any, count: int) -> float:
+        """Tokens a second of all requests together, once all prompts are in the KV cache."""
+        replies = [
+            engine.submit(p, max_tokens=4 * NEW, seed=i, temperature=0.8, top_k=40, top_p=0.95)
+            for i, p in enumerate(self.prompts(count))
+        ]
+        results = [reply.result for reply in replies]
+        while not all(r.tokens for r in results):
+            time.sleep(0.002)
+        first, start = sum(len(r.tokens) for r in results), time.perf_counter()
+        while min(len(r.tokens) for r in results) < NEW:
+            time.sleep(0.01)
+        last, end = sum(len(r.tokens) for r in results), time.perf_counter()
+        for reply in replies:
+            reply.close()
+        return (last - first) / (end - start)
+
     def rates(self, count: int, rounds: int, **options: Any) -> tuple[float, float]:
         """Tokens a second of decoding, all requests together, and of prompts."""
         import rlx
@@ -59,12 +76,10 @@ class Batches:
         with rlx.Engine(self.path, device="cuda", requests=count, context=2048,
                         cache_tokens=2048 * count, **options) as engine:  # fmt: skip
             self.seconds(engine, count, 4)
-            found = []
-            for _ in range(rounds):
-                short, long = (self.seconds(engine, count, n) for n in (1, 1 + NEW))
-                found.append((count * NEW / (long - short), count * self.length / short))
-        found.sort()
-        return found[len(found) // 2]
+            decode = sorted(self.decoding(engine, count) for _ in range(rounds))
+            time.sleep(0.1)  # requests that were closed are gone
+            short = sorted(self.seconds(engine, count, 1) for _ in range(rounds))
+        return decode[rounds // 2], count * self.length / short[rounds // 2]
 
 
 def batch_bars(

@@ -54,7 +54,7 @@ _MOST_INSTRUCTIONS = 20_000  # of one unrolled iteration
 # of those that a loop has the first one counts, as the others then scale or widen
 _MULTIPLIES = (
     # 32 codes of k, or 64 as one of two planes of bytes
-    (r"tdpb[su][su]d", TILE_ROWS * TILE_COLUMNS * 32),
+    (r"tdpb[su][su]d|tdpbf16ps", TILE_ROWS * TILE_COLUMNS * 32),
     (r"[us]*mmla\s+v\d+\.4s", 32),
     (r"[us]dot\s+v\d+\.4s", 16),
     (r"smull2?\s+v\d+\.8h", 8),
@@ -94,13 +94,14 @@ class Estimate:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def matmul(scheme: str | None, rows: int) -> Graph:
-    """x [rows, 1024] · w [1024, 1024], the weight quantised or f32."""
+def matmul(scheme: str, rows: int) -> Graph:
+    """x [rows, 1024] · w [1024, 1024], the weight quantised, or both f32 or bf16."""
     g = Graph("matmul")
-    x = g.input("x", Shape((rows, 1024)))
-    if scheme is None:
-        g.set_outputs(g.matmul(x, g.param("w", Shape((1024, 1024)))))
+    if scheme in ("f32", "bf16"):
+        x = g.input("x", Shape((rows, 1024), scheme))
+        g.set_outputs(g.matmul(x, g.param("w", Shape((1024, 1024), scheme))))
         return g
+    x = g.input("x", Shape((rows, 1024)))
     quant = QuantScheme.parse(scheme)
     w = g.param("w", Shape((1024, quant.row_bytes(1024)), "u8"))
     g.set_outputs(g.dequant_matmul(x, w, scheme=quant))
@@ -136,7 +137,8 @@ CASES = {
     "Q4_K, 1 row": Case(matmul("Q4_K", 1), _ONE, 144 / 256),
     "Q8_0, 128 rows": Case(matmul("Q8_0", 128)),
     "Q4_K, 128 rows": Case(matmul("Q4_K", 128)),
-    "f32, 128 rows": Case(matmul(None, 128)),
+    "f32, 128 rows": Case(matmul("f32", 128)),
+    "bf16, 128 rows": Case(matmul("bf16", 128)),
     "attention, 1 query": Case(attention(1)),
     "attention, 128 queries": Case(attention(128)),
 }

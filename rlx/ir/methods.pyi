@@ -124,7 +124,7 @@ class OpMethods:
     def bitwise_xor(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ^ b [rlx.ir.ops.binary.BitwiseXor]"""
     def cast(self, x: Tensor, dtype: DTypeLike, **result: Unpack[Result]) -> Value:
-        """x in another element type [rlx.ir.ops.elementwise.Cast]"""
+        """x in another element type [rlx.ir.ops.cast.Cast]"""
     def ceil(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the next whole number towards +inf [rlx.ir.ops.elementwise.Ceil]"""
     def cholesky(self, x: Tensor, upper: bool = False, **result: Unpack[Result]) -> Value:
@@ -1321,7 +1321,7 @@ class ValueMethods:
         """Writes `update` into a state at `start` along `axis`; returns the filled part
         [rlx.ir.blocks.attention.CacheAppend]"""
     def cast(self, dtype: DTypeLike, **result: Unpack[Result]) -> Value:
-        """x in another element type [rlx.ir.ops.elementwise.Cast]"""
+        """x in another element type [rlx.ir.ops.cast.Cast]"""
     def ceil(self, **result: Unpack[Result]) -> Value:
         """the next whole number towards +inf [rlx.ir.ops.elementwise.Ceil]"""
     def cholesky(self, upper: bool = False, **result: Unpack[Result]) -> Value:

@@ -39,6 +39,8 @@ class Tiles:
                 "no such tiles", where="amx", got=list(shapes),
                 expected=f"at most {NUM_TILES} of up to {TILE_ROWS} rows, {TILE_BYTES} bytes each",
             )  # fmt: skip
+        if not (f.target.has("amx-tile") or f.target.emulates_amx):
+            raise CodegenError("no tile registers", where="amx", got=f.target.cpu)
         self.f, self.shapes = f, list(shapes)
         self._memory = f.alloca(_SIZE * len(shapes)) if f.target.emulates_amx else None
 

@@ -206,7 +206,8 @@ _V2 = _set("crc32 cx16 popcnt sahf sse3 sse4.1 sse4.2 ssse3", _V1)
 _V3 = _set("avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave", _V2)
 _V4 = _set("avx512bw avx512cd avx512dq avx512f avx512vl", _V3)
 _ZEN3 = _set("adx aes pclmul prfchw rdrnd rdseed sha sse4a vaes vpclmulqdq", _V3)
-_WIDE = _set("avx512bf16 avx512bitalg avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512vpopcntdq")
+_ICE = _set("avx512bitalg avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512vpopcntdq")
+_WIDE = _set("avx512bf16", _ICE)
 _ZEN4 = _set("gfni", _ZEN3, _V4, _WIDE)
 _SPR = _set(
     "adx aes amx-bf16 amx-int8 amx-tile avx512fp16 avxvnni gfni pclmul prfchw rdrnd rdseed sha "
@@ -214,6 +215,7 @@ _SPR = _set(
     _V4,
     _WIDE,
 )
+_ICX = _set("adx aes gfni pclmul prfchw rdrnd rdseed sha vaes vpclmulqdq", _V4, _ICE)
 _ADL = _set("adx aes avxvnni gfni pclmul prfchw rdrnd rdseed sha vaes vpclmulqdq", _V3)
 _ARM8 = _set("fp-armv8 neon")
 _N1 = _set("aes crc dotprod fullfp16 lse rcpc rdm sha2", _ARM8)
@@ -231,6 +233,7 @@ NAMED: dict[str, tuple[str, str, frozenset[str]]] = {
     "znver3": ("x86_64", "znver3", _ZEN3),
     "znver4": ("x86_64", "znver4", _ZEN4),
     "alderlake": ("x86_64", "alderlake", _ADL),
+    "icelake-server": ("x86_64", "icelake-server", _ICX),
     "sapphirerapids": ("x86_64", "sapphirerapids", _SPR),
     "graniterapids": ("x86_64", "graniterapids", _set("amx-fp16", _SPR)),
     "aarch64": ("aarch64", "generic", _ARM8),

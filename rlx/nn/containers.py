@@ -104,8 +104,8 @@ class ModuleDict(Module, Generic[M]):
 
 
 class Sequential(ModuleList[Any]):
-    """Layers one after the other; functions count as layers. With a key, layers that take one (as
-    Dropout does) get one of their own each."""
+    """Layers one after the other; functions count as layers. With a key, layers that take one by
+    keyword, `*, key`, as Dropout does, get one of their own each."""
 
     def __init__(self, *layers: Module | Callable[..., Any]) -> None:
         super().__init__([_as_module(layer) for layer in layers])
@@ -123,5 +123,6 @@ class Sequential(ModuleList[Any]):
 
 @lru_cache(maxsize=256)
 def takes_key(function: Callable[..., Any]) -> bool:
-    """Whether a function takes a key."""
-    return "key" in inspect.signature(function).parameters
+    """Whether a function takes a random key: by keyword alone, as attention has a `key` too."""
+    found = inspect.signature(function).parameters.get("key")
+    return found is not None and found.kind is inspect.Parameter.KEYWORD_ONLY

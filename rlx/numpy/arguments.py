@@ -60,7 +60,7 @@ class Arguments:
     ) -> None:  # fmt: skip
         self.parameters, self.bound = parameters, bound
         self.static_values: list[tuple[str, Any]] = []
-        self._args, self._named = args, named
+        self.given, self._named = args, named
         positions = parameters.positions
         self._instance = _Instance(args[0]) if bound else None
         if positions or bound:
@@ -90,7 +90,7 @@ class Arguments:
         at = self.parameters.positions
         args = [
             x if i in at or (self.bound and i == 0) else next(rest)
-            for i, x in enumerate(self._args)
+            for i, x in enumerate(self.given)
         ]
         return args, named | {n: v for n, v in self._named.items() if n in self.parameters.static}
 
@@ -146,7 +146,7 @@ def _leaf(function: str, x: Any) -> Array:
         raise InputError(
             "not an array", where=function, got=f"{x!r:.60} ({type(x).__name__})",
             expected="arrays, numbers, or trees of them",
-            hint="name it in static= to pass it by value",
+            hint=getattr(error, "hint", "") or "name it in static= to pass it by value",
         ) from error  # fmt: skip
 
 

@@ -8,7 +8,6 @@ values of all iterations are stacked and printed one after the other.
 from __future__ import annotations
 
 import builtins
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -49,17 +48,27 @@ def print(template: str, /, *values: Any, **named: Any) -> None:
     trace.prints.append(Print(template, structure, [_printed(x) for x in leaves]))
 
 
+class _Anything:
+    """Stands for a value whose elements are not known yet, in a template."""
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    def __getattr__(self, name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, index: object) -> _Anything:
+        return self
+
+
 def _check(template: object, values: Sequence[Any], named: Mapping[str, Any]) -> None:
     if not isinstance(template, str):
         raise InputError(
             "not a template", where="debug.print", got=repr(template), expected='"x = {}"'
         )
+    anything = _Anything()
     try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(template)]
-        used = [f for f in fields if f is not None]
-        for i, name in enumerate(used):
-            first = name.split(".")[0].split("[")[0]
-            _ = values[int(first or i)] if first.isdigit() or not first else named[first]
+        template.format(*[anything] * len(values), **dict.fromkeys(named, anything))
     except (ValueError, LookupError) as error:
         raise InputError(
             "the template does not fit the values", where="debug.print", got=repr(template),

@@ -39,6 +39,7 @@ from rlx.numpy.arguments import (
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.compiled_trace import CompiledTrace, Output, Served, Variant, finish
 from rlx.numpy.device import current_device
+from rlx.numpy.quick_key import NoQuickKeyError, key_of, order_of
 from rlx.numpy.trace import Trace
 from rlx.numpy.tree import flatten, is_tree
 from rlx.runtime.compiled import CompiledGraph
@@ -76,6 +77,8 @@ class JitFunction(Generic[P, R]):
         self._fixed, self._is_plain = frozenset(fixed), not (static or donate)
         # by the shapes and types of arrays that are given by position: the shortest way
         self._quick: dict[Any, Callable[[Sequence[Data]], R]] = {}
+        # by the key of `quick_key`, with the order of the leaves where it is another
+        self._trees: dict[Any, tuple[Callable[[Sequence[Data]], R], list[int] | None]] = {}
         self._exact: dict[Any, CompiledTrace] = {}
         self._donated: dict[Any, list[bool]] = {}  # by the structure of arguments, for each leaf
         self._traces: dict[Any, list[CompiledTrace]] = {}
@@ -106,17 +109,42 @@ class JitFunction(Generic[P, R]):
         return self._call(args, named)
 
     def _call(self, args: tuple[Any, ...], named: Mapping[str, Any], bound: bool = False) -> R:
+        datas: list[Data] = []
+        key, found = None, None
+        if not bound and not self._parameters.donated:
+            try:
+                key = key_of(self._parameters, args, named, datas)
+                found = self._trees.get(key)
+            except (NoQuickKeyError, TypeError):  # other leaves, or a key that cannot be hashed
+                key = None
+        if found is not None:
+            run, order = found
+            return run([datas[i] for i in order] if order else datas)
         call = Arguments(self._parameters, args, named, bound)
         if call.traced:
             return self._inline(call)
         run = self._find(call).bind(call.shapes)
         if self._parameters.donated:
             return self._run_donated(call, run)
-        if self._is_plain and not named and all(type(x) is Array for x in args):
-            if len(self._quick) >= _LIMIT:
-                self._quick.clear()
-            self._quick[tuple([(d.shape, d.dtype) for d in call.datas])] = run
-        return run(call.datas)  # type: ignore[no-any-return]
+        if key is not None:
+            self._remember(key, run, datas, call, named)
+        return run(call.datas)
+
+    def _remember(
+        self, key: Any, run: Callable[[Sequence[Data]], R], datas: list[Data], call: Arguments,
+        named: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Let calls with this key find `run` at once."""
+        if len(self._trees) >= _LIMIT:
+            self._trees.clear()
+            self._quick.clear()
+        order = order_of(self._parameters, call.given, named)
+        pairs = zip([datas[i] for i in order], call.datas, strict=True)
+        if any(a.dtype != b.dtype or a.shape != b.shape for a, b in pairs):
+            return  # an array that is converted first
+        self._trees[key] = run, None if order == sorted(order) else order
+        if self._is_plain and not named and all(type(x) is Array for x in call.given):
+            self._quick[tuple([(d.shape, d.dtype) for d in datas])] = run
 
     def _run_donated(self, call: Arguments, run: Callable[[Sequence[Data]], R]) -> R:
         """Run with donated arguments, which nobody can use any more."""
@@ -303,6 +331,7 @@ class JitFunction(Generic[P, R]):
             self._traces.clear()
             self._exact.clear()
             self._quick.clear()
+            self._trees.clear()
 
 
 class BoundFunction(Generic[Q, R]):

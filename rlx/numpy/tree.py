@@ -15,10 +15,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from rlx.errors import InputError
 
 Structure: TypeAlias = Any  # LEAF, or (type, keys, structures of the children)
 LEAF = "leaf"
+_LEAVES = {bool, int, float, complex, str, np.ndarray}  # leaves for sure
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -37,7 +40,7 @@ def _flatten(tree: Any, leaves: list[Any]) -> Structure:
         return LEAF
     if kind is tuple or kind is list:
         return (kind, (), tuple([_flatten(child, leaves) for child in tree]))
-    parts = _children(tree)
+    parts = None if kind in _LEAVES else children_of(tree)
     if parts is None:
         _leaf_kinds.add(kind)
         leaves.append(tree)
@@ -46,7 +49,8 @@ def _flatten(tree: Any, leaves: list[Any]) -> Structure:
     return (kind, keys, tuple([_flatten(child, leaves) for child in children]))
 
 
-def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+def children_of(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+    """The keys and the children of a container; None for a leaf."""
     if tree is None:
         return (), ()
     kind = type(tree)
@@ -71,7 +75,7 @@ def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
 
 def is_tree(x: object) -> bool:
     """Whether `x` is a container of other trees, not a leaf."""
-    return _children(x) is not None
+    return children_of(x) is not None
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
@@ -120,7 +124,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def leaf_names(tree: Any, prefix: str = "") -> list[str]:
     """A name for each leaf, by its path: `params_w`, `xs_0`."""
-    parts = _children(tree)
+    parts = children_of(tree)
     if parts is None:
         return [prefix]
     keys, children = parts

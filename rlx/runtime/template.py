@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
+from operator import is_
 
 from rlx.backends.base import Backend, Executable
 from rlx.ir.binding import DimBinding, bind_graph, require_bound, require_known
@@ -110,7 +111,7 @@ class PlanCache:
         None when the device inserted nodes other than copies: they may depend on the sizes.
         """
         own_outputs(graph, find_views(graph.nodes))
-        if len(graph) == len(nodes):
+        if len(graph) == len(nodes) and all(map(is_, graph.nodes, nodes)):
             return PlanTemplate(graph, self.classes, self.prepare, donated=self.donated)
         symbolic = {
             new: (old.op, tuple([v.shape for v in old.outputs]))

@@ -1,7 +1,8 @@
 """Run the array API standard's test suite on `rlx.numpy` and on `array_api_strict`, and compare.
 
     python tests/arrays/run_conformance.py PATH/TO/array-api-tests --max-examples 50
-    python tests/arrays/run_conformance.py PATH/TO/array-api-tests --device reference --max-examples 5
+    python tests/arrays/run_conformance.py PATH/TO/array-api-tests --device reference
+    python tests/arrays/run_conformance.py PATH/TO/array-api-tests --jit --max-examples 5
 
 The suite is https://github.com/data-apis/array-api-tests; its requirements and `array-api-strict`
 must be installed. Prints how many tests pass, and exits with 1 if one fails that passes with
@@ -60,7 +61,7 @@ def run_suite(suite: Path, module: str, device: str, examples: int, more: list[s
             "ARRAY_API_TESTS_MODULE": module,
             "RLX_DEVICE": device,
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)]),
         }
         command = [
             sys.executable, "-m", "pytest", "array_api_tests", "-q", "--tb=short",
@@ -94,9 +95,10 @@ def main() -> int:
     parser.add_argument("suite", type=Path)
     parser.add_argument("--max-examples", type=int, default=50)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jit", action="store_true", help="each function inside rlx.jit")
     given, more = parser.parse_known_args()
     runs = []
-    for module in ("array_api_strict", "rlx.numpy"):
+    for module in ("array_api_strict", "jitted_namespace" if given.jit else "rlx.numpy"):
         runs.append(run_suite(given.suite, module, given.device, given.max_examples, more))
         print(runs[-1], flush=True)
     strict, ours = runs

@@ -124,6 +124,8 @@ def test_what_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
         saved(lambda x: (x + 1, {1, 2}), path, (x,))
     with pytest.raises(rlx.UnsupportedError, match="static argument"):
         saved(rlx.jit(lambda x, f: f(x), static=["f"]), path, (x, rnp.exp))
+    with pytest.raises(rlx.UnsupportedError, match="prints"):
+        saved(lambda x: (x + 1, rlx.debug.print("{}", x))[0], path, (x,))
     assert not path.exists()
 
 

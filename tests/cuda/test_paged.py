@@ -16,6 +16,7 @@ from fake_driver import FakeDriver, installed, make_stand_in
 import rlx
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.lower_program import LoweredProgram as Program
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.quant.scheme import GGUF_SCHEMES, encode
@@ -23,6 +24,7 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
 from rlx.specialize.options import CompileOptions
 
+BF16 = DType.of("bf16").numpy
 PAGE, PAGES, CACHE = 16, 8, 40  # tokens of a page, pages of a sequence, of the cache
 
 
@@ -123,3 +125,21 @@ def test_a_bad_index_is_an_error(backend: CudaBackend, name: str, index: Any, va
         data[name][index] = value
         with pytest.raises(rlx.InputError, match="out of range"):
             made.run(data)
+
+
+def test_between_products_of_bf16_the_result_is_rounded(backend: CudaBackend) -> None:
+    """More than 128 rows that one product reads: queries, weights and results have 8 to 11 bits."""
+    graph = graph_of("f16", 4, 2, 32)
+    out = graph.outputs[0]
+    w = graph.transpose(graph.param("w", [16, 128], "bf16"), (1, 0))
+    graph.set_outputs(graph.matmul(out, w))
+    made = compiled(backend, graph, binding={"n": rlx.UpTo(150)})
+    launches = Program(made.template.plan({}), "sm_90a").launches
+    assert [x.label for x in launches][:2] == ["paged(flash)", "paged(decode)"]
+    assert len(launches) == 3  # no planes of x
+    weight = np.random.default_rng(0).standard_normal((16, 128)).astype(BF16)
+    made.set_param("w", weight)
+    data = data_of(graph, 130, [(2, 5, 60), (0, 7, 1), (1, 3, 69)])
+    [want] = evaluate(graph, {**data, "w": weight})
+    [got] = made.run(data)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 2**-8

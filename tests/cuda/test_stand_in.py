@@ -4,6 +4,7 @@ a launch as numbers in a loop. Only PTX and the GPU itself are missing."""
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,3 +243,9 @@ def test_a_plan_without_scratch_memory_that_a_kernel_needs_is_refused(backend: C
     assert without != text
     with pytest.raises(rlx.VerifyError, match=r"too little scratch memory.*got 0 bytes"):
         backend.compile(rlx.parse_lir(without), CompileOptions())
+
+
+def test_plans_of_artifacts_are_read_without_the_compiler() -> None:
+    """Ops that only this device makes are found by their names."""
+    code = "from rlx.ir.op import lookup; [lookup(n) for n in ('rounded_rms_norm', 'split_blocks')]"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -147,3 +147,9 @@ def test_a_tile_without_a_shape_is_refused():
     f = Module(EMULATED).kernel()
     with pytest.raises(CodegenError, match="no such tile"):
         Tiles(f, [(16, 64)]).zero(1)
+
+
+def test_a_target_without_tiles_is_refused():
+    """LLVM would abort the process."""
+    with pytest.raises(CodegenError, match="no tile registers; got znver4"):
+        product(Target.named("znver4"), "ss", SHAPES[0])

@@ -142,6 +142,7 @@ def test_arm_features_are_those_of_the_kernel():
         ("x86-64-v4", 512, 32, ["fma", "avx512"]),
         ("znver4", 512, 32, ["fma", "avx512", "vnni", "bf16"]),
         ("sapphirerapids", 512, 32, ["vnni", "amx_int8", "amx_bf16"]),
+        ("icelake-server", 512, 32, ["fma", "avx512", "vnni"]),
         ("graniterapids", 512, 32, ["vnni", "amx_int8", "amx_bf16"]),
         ("aarch64", 128, 32, ["neon", "fma", "f16c"]),
         ("neoverse-n1", 128, 32, ["neon", "dotprod"]),
@@ -156,6 +157,12 @@ def test_named_targets(name, bits, registers, traits):
     assert (target.read_ahead > 0) == (bits < 512), "long vectors leave it to the CPU"
     assert target.key != Target.named("x86-64-v2").key
     assert target == Target.named(name)
+
+
+def test_a_target_with_vnni_and_no_tiles_for_those_that_have_them():
+    ice, sapphire = Target.named("icelake-server"), Target.named("sapphirerapids")
+    assert ice.runs_on(sapphire) and not ice.amx_int8 and not ice.bf16
+    assert not sapphire.runs_on(ice) and sapphire.runs_on(Target.named("graniterapids"))
 
 
 def test_reserved_register_of_apple():

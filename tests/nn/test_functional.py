@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nn_cases import FUNCTIONS, Case
 import rlx
 import rlx.numpy as rnp
 from rlx import random
+from rlx.ir.op import REGISTRY
 from rlx.nn import functional as F
 
 GOLDENS = np.load(Path(__file__).parent.parent / "goldens" / "nn.npz")
@@ -193,6 +195,75 @@ def test_quantised_products_read_packed_weights(scheme: str) -> None:
     assert np.array_equal(np.asarray(F.embedding(ids, packed)), whole[ids])
     with pytest.raises(rlx.InputError, match="does not fit"):
         F.linear(x[..., :32], packed)
+
+
+@pytest.mark.parametrize("scheme", ["q8_0", "int8_b32"])
+def test_quantised_experts(scheme: str) -> None:
+    x, w, expert = _heads(6, 64), _heads(3, 4, 64), np.array([2, 0, 1, 1, 0, 2], np.int32)
+    packed = F.quantize(w, scheme)
+    whole = np.asarray(F.dequantize_weight(packed))
+    assert whole.shape == packed.shape == w.shape
+    expected = np.einsum("tk,tnk->tn", x, whole[expert])
+    y = F.quantized_grouped_matmul(x, packed, expert)
+    # activations are rounded to 8 bits: 1/254 of the largest, over sums of 64 products
+    np.testing.assert_allclose(np.asarray(y), expected, atol=0.15)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+def test_results_keep_the_element_type(dtype: str) -> None:
+    # one rounding of operands and result each: 2⁻¹¹ and 2⁻⁸ of sums of up to 100 numbers around 1
+    tolerance = {"f64": 2e-5, "f16": 0.02, "bf16": 0.15}[dtype]
+    names = ("mish", "softplus", "softmax", "layer norm", "group norm", "conv2d", "max_pool2d",
+             "adaptive_avg_pool2d", "attention", "cross entropy", "bce logits")  # fmt: skip
+    for case in FUNCTIONS:
+        if case.name in names:
+            inputs = case.arrays()
+            given = {k: rnp.asarray(v) for k, v in inputs.items()}
+            given = {k: v.astype(dtype) if v.dtype is rnp.float32 else v for k, v in given.items()}
+            y = eval(case.expression, {"F": F, **given})
+            assert str(y.dtype) == dtype, case.name
+            wide = np.asarray(y).astype(np.float64)
+            np.testing.assert_allclose(
+                wide, GOLDENS[f"{case.name}/y"], rtol=tolerance, atol=tolerance, err_msg=case.name
+            )
+
+
+def test_no_elements() -> None:
+    for made, shape in (
+        (F.relu(np.zeros((0, 3), np.float32)), (0, 3)),
+        (F.conv2d(np.zeros((0, 3, 5, 5), np.float32), _heads(4, 3, 3, 3)), (0, 4, 3, 3)),
+        (F.linear(np.zeros((0, 3), np.float32), _heads(4, 3), _heads(4)), (0, 4)),
+        (F.embedding(np.zeros(0, np.int64), _heads(3, 4)), (0, 4)),
+        (F.dropout(np.zeros((0, 3), np.float32), 0.5, KEY), (0, 3)),
+        (random.normal(KEY, (0, 3)), (0, 3)),
+    ):
+        assert made.shape == shape
+
+
+def test_attention_to_packed_keys_and_values() -> None:
+    q, k, v = _heads(2, 4, 3, 32), _heads(2, 2, 5, 32), _heads(2, 2, 5, 32) + 1
+    exact = np.asarray(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+    @rlx.jit
+    def packed(q: Array, k: Array, v: Array) -> Array:
+        k, v = F.quantize_blocks(k), F.quantize_blocks(v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, kv_scheme="q8_0")
+
+    # 8 bits: 1/254 of the largest, of keys (through scores around 3) and of values
+    np.testing.assert_allclose(np.asarray(packed(q, k, v)), exact, atol=0.05)
+
+
+def test_every_op_has_a_function() -> None:
+    folder = Path(rlx.__file__).parent
+    rooms = [p for r in ("numpy", "random", "nn") for p in (folder / r).rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(p.read_text("utf-8") for p in rooms)))
+    made_by_passes = {
+        "dequant_moe_weights", "elementwise_region", "param", "state_update", "custom",
+        "quantize_weight",
+    }  # fmt: skip
+    ops = {n for n, c in REGISTRY.items() if c.__module__.startswith("rlx.ir.ops.")}
+    left = {n for n in ops - words - made_by_passes if not n.startswith("fused_")}
+    assert not left
 
 
 def test_eight_bit_numbers() -> None:

@@ -231,6 +231,13 @@ def test_training_reaches_all_modules() -> None:
     assert (first == 2).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(x.size))
 
 
+def test_keys_go_to_layers_that_draw() -> None:
+    attention = nn.MultiHeadAttention(8, 2, key=KEY)
+    x = np.random.default_rng(5).normal(size=(2, 3, 8)).astype(np.float32)
+    y = nn.Sequential(attention, nn.Dropout(0.0))(x, key=KEY)  # its `key` is not a random one
+    np.testing.assert_allclose(np.asarray(y), np.asarray(attention(x)), rtol=1e-6)
+
+
 def test_functions_are_layers_of_a_sequence() -> None:
     model = nn.Sequential(nn.Linear(3, 4, key=KEY), F.relu, lambda x: x * 2)
     x = np.ones((2, 3), np.float32)

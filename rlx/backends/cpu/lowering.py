@@ -141,7 +141,7 @@ def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
 
 
-@lowers("qr", "eigh", "eig", "svd")
+@lowers("eig")
 def lower_host(node: Node, ctx: Context) -> list[KernelLaunch]:
     """Ops whose reference is LAPACK: a host call."""
     return lower_custom(node, ctx)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from ctypes import c_void_p
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,10 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 from rlx.passes.views import is_plain
+from rlx.specialize.manifest import ManifestEntry
 
 _OVERLAP = (9, 0)  # the first GPUs whose kernels may start before the one in front has ended
+_MOST_SLOTS = 4096  # views of the arena that are kept
 _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 
 
@@ -71,6 +74,8 @@ class CudaExecutable(KernelExecutable):
         ]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
+        self._at_slots = False  # whether the last run had all inputs and outputs in the arena
+        self._slots: dict[tuple[Any, ...], Buffer] = {}
 
     @property
     def lir(self) -> Lir:
@@ -110,14 +115,27 @@ class CudaExecutable(KernelExecutable):
         self._run_launches(*self.program.part(span), sizes)
         self.check_status_later()
 
+    def slot(self, entry: ManifestEntry, sizes: Mapping[str, int] | None = None) -> Buffer:
+        key = (entry.role, entry.name, *[(sizes or {}).get(s) for s in self.symbols])
+        found = self._slots.get(key)
+        if found is None:
+            if len(self._slots) >= _MOST_SLOTS:
+                self._slots.clear()
+            found = self._slots[key] = super().slot(entry, sizes)
+        return found
+
     def _begin(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
         """Check the sizes and write the args that belong to this run."""
         self.check_sizes(*[sizes[s] for s in self.symbols])
-        entries = [*self.manifest.inputs, *self.manifest.outputs]
-        for entry, buffer in zip(entries, (*inputs, *outputs), strict=True):
-            self._place(
-                (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
-            )
+        at_slots = all(b is None for b in (*inputs, *outputs))
+        if not (at_slots and self._at_slots):
+            entries = [*self.manifest.inputs, *self.manifest.outputs]
+            for entry, buffer in zip(entries, (*inputs, *outputs), strict=True):
+                self._place(
+                    (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
+                )
+            # where the host runs nodes, it reads slots in the sizes of the run
+            self._at_slots = at_slots and None not in self._functions
         self._place_maps()
         wanted = tuple([sizes[s] for s in self.symbols])
         if wanted == self._written:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from rlx.backends.bounds_checks import BoundsCheck
 from rlx.backends.cuda.launches import KernelLaunch
 from rlx.backends.cuda.tensor_map import Matrix
-from rlx.ir.dim import Dim, evaluate
+from rlx.ir.dim import Dim, Expr, evaluate, is_affine
 from rlx.ir.lir import Lir
 from rlx.ir.node import Value
 from rlx.ir.phase import Phase
@@ -70,11 +71,32 @@ class Program:
         if key not in self._known:
             if len(self._known) >= _MAX_SIZES:
                 self._known.clear()
+            slopes = self._slopes  # they complete `fixed`
             found = self._known[key] = self.fixed.copy()
-            values = {d: evaluate(d, sizes) for d in dict.fromkeys(d for _, d in self.dynamic)}
-            for position, dim in self.dynamic:
-                found[position] = values[dim]
+            for symbol, (places, factors) in slopes.items():
+                found[places] += factors * sizes[symbol]
+            for position, dim in self._others:
+                found[position] = evaluate(dim, sizes)
         return self._known[key]
+
+    @cached_property
+    def _others(self) -> list[tuple[int, Dim]]:
+        """Args that are no sums of multiples of sizes."""
+        return [(i, dim) for i, dim in self.dynamic if not is_affine(dim)]
+
+    @cached_property
+    def _slopes(self) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """For each size, the args that depend on it, and what they grow by; the rest of their sums
+        is part of `fixed`."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for i, dim in self.dynamic:
+            for monomial, factor in dim.terms if isinstance(dim, Expr) and is_affine(dim) else ():
+                if not monomial:
+                    self.fixed[i] = factor
+                else:
+                    found.setdefault(str(monomial[0]), []).append((i, factor))
+        columns = {s: np.array(rows, np.int64).T for s, rows in found.items()}
+        return {s: (both[0], both[1]) for s, both in columns.items()}
 
     def part(self, span: tuple[Phase, Phase] | None) -> tuple[int, int]:
         """The launches of a span of phases: from which to which."""

@@ -112,7 +112,7 @@ class StoredProgram(Program):
         self.maps = {base: (where, offset, Matrix(*m)) for base, where, offset, m in maps}
         self.starts, self.bases, self.dynamic = list(starts), list(bases), list(dynamic)
         self.orders = list(orders)
-        self.base_of, self.fixed = np.frombuffer(parts[_ARGS], np.int64).reshape(2, -1)
+        self.base_of, self.fixed = np.frombuffer(parts[_ARGS], np.int64).reshape(2, -1).copy()
         self.constants: dict[Base, Any] = {base: data.array for base, data in constants}
         self.cubins: dict[str, bytes] = {}
         at, code = 0, parts[_CUBINS]

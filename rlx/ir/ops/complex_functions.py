@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rlx.ir.dtype import f64
 
@@ -305,3 +307,31 @@ def power(g: Graph, a: Value, b: Value) -> Value:
     choose(g.logical_and(origin, g.gt(br, 0.0)), zero, zero)
     choose(g.logical_and(is_real, g.eq(br, 0.0)), one, zero)
     return g.complex(g.cast(re, part), g.cast(im, part))
+
+
+# -- what NumPy gives, where that differs from C99 or the array API ------------------------------
+
+
+def _numpy_log1p(x: Any) -> Any:
+    """NumPy adds 1 to complex numbers first: more digits make up for it."""
+    return np.log1p(x.astype(np.clongdouble) if x.dtype.kind == "c" else x)
+
+
+def _numpy_expm1(x: Any) -> Any:
+    """Of a complex −0 the real part is +0, as the array API asks."""
+    y = np.array(np.expm1(x))
+    if x.dtype.kind == "c":
+        y.real = np.where(y.real == 0, np.abs(y.real), y.real)
+    return y
+
+
+def _numpy_tanh(x: Any) -> Any:
+    """Of a complex ∞ + iy the imaginary part is 0 with the sign of y, as the array API asks."""
+    y = np.array(np.tanh(x))
+    if x.dtype.kind == "c":
+        at_end = np.isinf(x.real) & np.isfinite(x.imag)
+        y.imag = np.where(at_end, np.copysign(0.0, x.imag), y.imag)
+    return y
+
+
+NUMPY = {"expm1": _numpy_expm1, "log1p": _numpy_log1p, "tanh": _numpy_tanh}

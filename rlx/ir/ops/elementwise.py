@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlx.errors import AttributeValueError, DTypeError, ShapeError
+from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dtype import DType, bool_
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
@@ -39,7 +39,7 @@ from rlx.ir.ops._common import (
     rounded,
     wide,
 )
-from rlx.ir.ops.complex_functions import COMPLEX, apply_formula
+from rlx.ir.ops.complex_functions import COMPLEX, NUMPY, apply_formula
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:
@@ -180,40 +180,18 @@ def _each(function: Callable[[float], float]) -> NumpyFunction:
     return over
 
 
-def _log1p(x: Any) -> Any:
-    """NumPy adds 1 to complex numbers first: more digits make up for it."""
-    return np.log1p(x.astype(np.clongdouble) if x.dtype.kind == "c" else x)
-
-
-def _expm1(x: Any) -> Any:
-    """Of a complex −0 the real part is +0, as the array API asks."""
-    y = np.array(np.expm1(x))
-    if x.dtype.kind == "c":
-        y.real = np.where(y.real == 0, np.abs(y.real), y.real)
-    return y
-
-
-def _tanh(x: Any) -> Any:
-    """Of a complex ∞ + iy the imaginary part is 0 with the sign of y, as the array API asks."""
-    y = np.array(np.tanh(x))
-    if x.dtype.kind == "c":
-        at_end = np.isinf(x.real) & np.isfinite(x.imag)
-        y.imag = np.where(at_end, np.copysign(0.0, x.imag), y.imag)
-    return y
-
-
 _erfc = _each(math.erfc)
 _SQRT_HALF, _SQRT_2_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
 _LOG2_E, _LOG10_E = 1.4426950408889634, 0.4342944819032518
 
 unary("exp", np.exp, "e^x")
-unary("expm1", _expm1, "e^x − 1, exact near 0")
+unary("expm1", NUMPY["expm1"], "e^x − 1, exact near 0")
 unary("log", np.log, "ln x; −inf at 0, NaN below")
-unary("log1p", _log1p, "ln(1 + x), exact near 0")
+unary("log1p", NUMPY["log1p"], "ln(1 + x), exact near 0")
 unary("sqrt", np.sqrt, "√x; NaN below 0")
 unary("sin", np.sin, "sin x, x in radians")
 unary("cos", np.cos, "cos x, x in radians")
-unary("tanh", _tanh, "tanh x")
+unary("tanh", NUMPY["tanh"], "tanh x")
 unary("erf", _each(math.erf), "the error function, 2/√π ∫₀ˣ e^(−t²) dt")
 
 unary(
@@ -471,48 +449,3 @@ unary(
     "logical_not", lambda x: x == 0, "whether x is zero (NaN is not)",
     lambda g, x: g.eq(x, g.constant(0, x.shape.dtype)), base=_AnyPredicate,
 )  # fmt: skip
-
-
-# -- cast -------------------------------------------------------------------------------------
-
-
-@op("cast")
-class Cast(Unary):
-    """x in another element type.
-
-    To a float type: the nearest value. From float to integer: rounds towards 0, saturates, and maps
-    NaN to 0. Between integers: wraps. To bool: whether not 0.
-    """
-
-    takes = ANY
-    dtype: DType
-
-    def result(self, element: DType) -> DType:
-        return self.dtype
-
-    def infer(self, x: Shape) -> Shape:
-        if x.dtype.is_complex and self.dtype.kind not in ("complex", "bool"):
-            raise DTypeError(
-                "a complex number has no real value", got=f"{x} to {self.dtype}",
-                hint="take real, imag or abs of it",
-            )  # fmt: skip
-        return super().infer(x)
-
-    def reference(self, x: Array) -> Array:
-        if self.dtype.is_integer and DType.of(x.dtype).is_float:
-            return _saturated(x, self.dtype)
-        if self.dtype is bool_:
-            return rounded(compute(x) != 0, bool_)
-        return rounded(x, self.dtype)
-
-
-def _saturated(x: Array, dtype: DType) -> Array:
-    limits: Any = np.iinfo(dtype.numpy)
-    # as floats the bounds of 64-bit types are one past the end, hence ≥ and the strict <
-    low, high = float(limits.min), float(limits.max)
-    wide = np.asarray(x, np.float64)
-    inside = (wide > low) & (wide < high)  # false for NaN
-    result = np.where(inside, wide, 0.0).astype(dtype.numpy)
-    result[wide >= high] = limits.max
-    result[wide <= low] = limits.min
-    return result

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlx.ir.node import Value
 
 
-@op("philox", runs_as_region=True)
+@op("philox", is_elementwise=True)
 class Philox(Op):
     """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands broadcast.
 
@@ -42,7 +42,10 @@ class Philox(Op):
         return tuple(made[..., i] for i in range(4))
 
     def decompose(self, g: Graph, *words: Value) -> Any:
-        c0, c1, c2, c3, k0, k1 = words
+        """Elementwise ops, which are fused with what makes the counters and uses the words. The
+        keys of the rounds are elements too: scalars would be kernels of their own."""
+        dims = broadcast_dims(*[w.shape.dims for w in words])
+        c0, c1, c2, c3, k0, k1 = (w if w.shape.dims == dims else g.expand(w, dims) for w in words)
         for i in range(ROUNDS):
             if i:
                 k0, k1 = g.add(k0, _word(g, WEYL[0])), g.add(k1, _word(g, WEYL[1]))
@@ -51,8 +54,7 @@ class Philox(Op):
             c0 = g.bitwise_xor(g.bitwise_xor(high1, c1), k0)
             c2 = g.bitwise_xor(g.bitwise_xor(high0, c3), k1)
             c1, c3 = low1, low0
-        dims = broadcast_dims(*[w.shape.dims for w in words])
-        return tuple([w if w.shape.dims == dims else g.expand(w, dims) for w in (c0, c1, c2, c3)])
+        return c0, c1, c2, c3
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Ten integer operations per round."""

@@ -146,7 +146,7 @@ def _repeated(array: Any, dims: Sequence[Dim]) -> Any:
     """An array whose last element of an axis is repeated where there are too few of them."""
     for axis, (size, wanted) in enumerate(zip(array.shape, dims, strict=True)):
         if isinstance(wanted, int) and size < wanted:
-            more = [(0, 0)] * array.ndim
-            more[axis] = (0, wanted - size)
-            array = np.pad(array, more, mode="edge" if size else "constant")
+            if not size:
+                return np.zeros([d if isinstance(d, int) else 0 for d in dims], array.dtype)
+            array = array.take([*range(size), *[size - 1] * (wanted - size)], axis)
     return np.ascontiguousarray(array)

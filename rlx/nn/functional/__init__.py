@@ -103,8 +103,10 @@ from rlx.nn.functional.quantized import (
     dequantize_weight,
     fake_quantize,
     quantize,
+    quantize_blocks,
     quantize_linear,
     quantized_embedding,
+    quantized_grouped_matmul,
     quantized_linear,
 )
 from rlx.nn.functional.sequences import (
@@ -207,8 +209,10 @@ __all__ = [
     "pixel_unshuffle",
     "prelu",
     "quantize",
+    "quantize_blocks",
     "quantize_linear",
     "quantized_embedding",
+    "quantized_grouped_matmul",
     "quantized_linear",
     "relu",
     "relu6",

@@ -12,6 +12,7 @@ from rlx.ir.attrs import MaskKind
 from rlx.ir.dtype import bool_, i64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.nn.functional.operands import ArrayLike, call, call_many, fixed, require_rank
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
@@ -20,11 +21,12 @@ from rlx.numpy.dispatch import as_array
 def _attention(
     g: Graph, q: Value, k: Value, v: Value, mask: Value | None, sinks: Value | None,
     heads: tuple[int, int, int], kind: MaskKind, causal: bool, scale: float | None,
-    softcap: float,
+    softcap: float, scheme: QuantScheme | None,
 ) -> Any:  # fmt: skip
     many, few, width = heads
     q = fixed(g, q, (None, many, None, width))
-    k, v = (fixed(g, t, (None, few, None, width)) for t in (k, v))
+    row = width if scheme is None else scheme.row_bytes(width)
+    k, v = (fixed(g, t, (None, few, None, row)) for t in (k, v))
     if sinks is not None:
         sinks = fixed(g, sinks, (many,))
     if mask is not None and mask.shape.rank == 4:
@@ -35,7 +37,7 @@ def _attention(
     return g.attention(
         q, k, v, *extra, num_heads=many, num_kv_heads=few, head_dim=width, mask_kind=kind,
         scale=scale, softcap=softcap, q_layout="bhsd", kv_layout="bhsd",
-        has_sinks=sinks is not None,
+        has_sinks=sinks is not None, kv_scheme=scheme,
     )  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def _mask_kind(mask: Array | None, is_causal: bool, window: int | None) -> MaskK
 def scaled_dot_product_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: ArrayLike | None = None, *,
     is_causal: bool = False, scale: float | None = None, window: int | None = None,
-    softcap: float = 0.0, sinks: ArrayLike | None = None,
+    softcap: float = 0.0, sinks: ArrayLike | None = None, kv_scheme: str | None = None,
 ) -> Array:  # fmt: skip
     """softmax(scale · q kᵀ, masked) v for query [..., heads, L, D], key and value
     [..., kv_heads, S, D]; query head h takes key head h // (heads / kv_heads).
@@ -73,8 +75,8 @@ def scaled_dot_product_attention(
     the scores. The last query is at the position of the last key, so a causal mask fits a KV cache
     too. With `window` = w a causal query sees the last w keys up to its own, another one those up
     to w away on both sides. `softcap` c makes scores s into c · tanh(s / c); `sinks` [heads] are
-    scores of one more key whose value is 0. `scale` is 1 / √D by default. A query without any key
-    gives zeros.
+    scores of one more key whose value is 0. `scale` is 1 / √D by default. With `kv_scheme="q8_0"`
+    key and value are bytes of `quantize_blocks`. A query without any key gives zeros.
     """
     q, k, v = as_array(query), as_array(key), as_array(value)
     if not q.ndim == k.ndim == v.ndim >= 3:
@@ -96,7 +98,8 @@ def scaled_dot_product_attention(
         )  # fmt: skip
     kind = _mask_kind(given, is_causal, window)
     number = None if scale is None else float(scale)
-    options = (heads, kind, is_causal, number, float(softcap))
+    scheme = None if kv_scheme is None else QuantScheme.parse(kv_scheme)
+    options = (heads, kind, is_causal, number, float(softcap), scheme)
     y = call(_attention, [q, k, v, given, sinks], *options)
     return y if len(lead) == 1 else rnp.reshape(y, (*lead, *y.shape[1:]))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import rlx.numpy as rnp
 from rlx.errors import InputError
 from rlx.ir.dtype import DType, i8
 from rlx.ir.graph import Graph
@@ -17,7 +18,8 @@ from rlx.numpy.dispatch import as_array
 
 
 class QuantizedWeight:
-    """A weight [out, in] in packed rows, made by `quantize`. A tree of its arrays for `rlx.jit`."""
+    """A weight [..., out, in] in packed rows, made by `quantize`. A tree of its arrays for
+    `rlx.jit`."""
 
     __slots__ = ("data", "scale", "scheme", "zero_point")
 
@@ -28,10 +30,10 @@ class QuantizedWeight:
         self.data, self.scheme, self.scale, self.zero_point = data, scheme, scale, zero_point
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """[out, in] of the weight that was packed."""
-        rows, width = self.data.shape
-        return rows, self.scheme.row_elements(int(width))
+    def shape(self) -> tuple[int, ...]:
+        """[..., out, in] of the weight that was packed."""
+        *rows, width = self.data.shape
+        return (*rows, self.scheme.row_elements(int(width)))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The keys, the last of which is not an array, and the arrays (`rlx.numpy.tree`)."""
@@ -48,9 +50,9 @@ class QuantizedWeight:
 
 
 def quantize(weight: ArrayLike, scheme: str | QuantScheme = "q8_0") -> QuantizedWeight:
-    """A float weight [out, in] in blocks of fewer bits: GGUF types such as "q8_0", "q4_k", or
-    "int8", "int4", "fp8"."""
-    made = require_rank(weight, (2,), "quantize", "a weight [out, in]")
+    """A float weight [out, in], or one of several experts [E, out, in], in blocks of fewer bits:
+    GGUF types such as "q8_0", "q4_k", or "int8", "int4_b32", "fp8_e4m3"."""
+    made = require_rank(weight, (2, 3), "quantize", "a weight [out, in] or [E, out, in]")
     if isinstance(made, Tracer):
         raise InputError(
             "weights are quantised before they are used", where="quantize", got=repr(made),
@@ -63,9 +65,13 @@ def quantize(weight: ArrayLike, scheme: str | QuantScheme = "q8_0") -> Quantized
 
 
 def dequantize_weight(weight: QuantizedWeight) -> Array:
-    """The weight [out, in] as f32."""
-    rows = np.arange(int(weight.data.shape[0]), dtype=np.int32)
-    return quantized_embedding(Array(rows), weight)
+    """The weight as f32."""
+    parts = (weight.data, weight.scale, weight.zero_point)
+    flat = [None if p is None else rnp.reshape(p, (-1, p.shape[-1])) for p in parts]
+    assert flat[0] is not None
+    table = QuantizedWeight(flat[0], weight.scheme, flat[1], flat[2])
+    rows = np.arange(int(flat[0].shape[0]), dtype=np.int32)
+    return rnp.reshape(quantized_embedding(Array(rows), table), weight.shape)
 
 
 def _parts(g: Graph, values: tuple[Value | None, ...], sizes: tuple[Sizes, ...]) -> list[Value]:
@@ -90,13 +96,29 @@ def _product(
 def quantized_linear(x: ArrayLike, weight: QuantizedWeight, bias: ArrayLike | None = None) -> Array:
     """x · weightᵀ + bias with a packed weight, which is read as it is."""
     operands = [x, weight.data, weight.scale, weight.zero_point, bias]
-    width = weight.shape[1]
+    width = weight.shape[-1]
     if int(as_array(x).shape[-1]) != width:
         raise InputError(
             "x does not fit the weight", where="quantized_linear",
             got=str(list(as_array(x).shape)), expected=f"[..., {width}]",
         )  # fmt: skip
     return call(_product, operands, weight.scheme, _sizes(weight), width)
+
+
+def _grouped(
+    g: Graph, x: Value, expert: Value, data: Value, scale: Value | None, zero: Value | None,
+    scheme: QuantScheme, sizes: tuple[Sizes, ...], width: int,
+) -> Any:  # fmt: skip
+    x = fixed(g, x, (None, width))
+    table, *more = _parts(g, (data, scale, zero), sizes)
+    return g.dequant_grouped_matmul(x, table, expert, *more, scheme=scheme)
+
+
+def quantized_grouped_matmul(x: ArrayLike, weight: QuantizedWeight, expert: ArrayLike) -> Array:
+    """Row t of x [T, in] times the transposed weight of its expert: a packed weight [E, out, in],
+    expert [T]."""
+    operands = [x, expert, weight.data, weight.scale, weight.zero_point]
+    return call(_grouped, operands, weight.scheme, _sizes(weight), weight.shape[-1])
 
 
 def _lookup(
@@ -111,6 +133,18 @@ def quantized_embedding(ids: ArrayLike, weight: QuantizedWeight) -> Array:
     """Rows `ids` of a packed table, as f32."""
     operands = [ids, weight.data, weight.scale, weight.zero_point]
     return call(_lookup, operands, weight.scheme, _sizes(weight))
+
+
+def _blocks(g: Graph, x: Value, scheme: QuantScheme, width: int) -> Any:
+    x = fixed(g, x, (*[None] * (x.shape.rank - 1), width))
+    return g.quantize_blocks(x, scheme=scheme)
+
+
+def quantize_blocks(x: ArrayLike, scheme: str = "q8_0") -> Array:
+    """Rows x [..., in] packed in blocks, bytes [..., row]: also inside `rlx.jit`, as for the keys
+    and values of a cache."""
+    made = as_array(x)
+    return call(_blocks, [made], QuantScheme.parse(scheme), int(made.shape[-1]))
 
 
 def _rounded(

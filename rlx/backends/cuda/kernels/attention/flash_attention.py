@@ -64,7 +64,7 @@ class FlashAttention(BlockKernel):
 class FlashEmitter(AttentionTile):
     def __init__(self, f: BlockFunction, kernel: FlashAttention) -> None:
         form = kernel.form
-        self.exact = form.q.bytes == 4  # products of two 16-bit numbers each
+        self.exact = form.q.bytes == 4 and not form.coarse  # products of two 16-bit numbers each
         self.kernel = kernel
         super().__init__(f, form, QUERIES)
         self.lane = f.lane32()
@@ -170,7 +170,7 @@ class FlashEmitter(AttentionTile):
         bases = [self.query_at(self.own + self.row + 8 * i) for i in range(2)]
         for k in range(0, form.dim, 16):
             places = [(bases[i % 2], self.column + (k + 8 * (i // 2))) for i in range(4)]
-            if not self.exact:
+            if form.q.bytes == 2:
                 found.append([[f.load(f.gep(b, at.to(i64), 2), i32, align=4) for b, at in places]])
                 continue
             pairs = [f.load(f.gep(b, at.to(i64), 4), vec(2, f32), align=8) for b, at in places]

@@ -69,7 +69,8 @@ def _decode(node: Node) -> PagedDecode:
     items = upper_bound(node.inputs[0].shape.dims[1], live) * form.kv_heads
     blocks = max(_BLOCKS, min(items, _MOST_BLOCKS))
     parts = min(_MOST_PARTS, -(-upper_bound(table.dims[1] * page, live) // _KEYS), blocks)
-    return PagedDecode(form, page, blocks, max(parts, 1), _runs(node, form))
+    early = all(v.node.op.name == "input" for v in node.inputs[3:6])
+    return PagedDecode(form, page, blocks, max(parts, 1), _runs(node, form), early)
 
 
 def _scratch(node: Node) -> int:
@@ -78,7 +79,7 @@ def _scratch(node: Node) -> int:
     return 4 * kernel.blocks * form.group * (form.dim + 2) if kernel.most > 1 else 0
 
 
-@lowers("paged_attention", when=_suits, scratch=_scratch, strided=False)
+@lowers("paged_attention", "rounded_paged_attention", when=_suits, scratch=_scratch, strided=False)
 def lower_paged(node: Node, ctx: Context) -> list[KernelLaunch]:
     if 0 in node.output.shape.dims:
         return []

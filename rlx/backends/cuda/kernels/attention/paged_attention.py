@@ -16,7 +16,13 @@ from rlx.backends.cuda.kernels.attention.flash_attention import (
     FlashAttention,
     FlashEmitter,
 )
-from rlx.backends.cuda.kernels.attention.query_emitter import WARPS, QueryEmitter, shared_bytes
+from rlx.backends.cuda.kernels.attention.key_pieces import piece_at
+from rlx.backends.cuda.kernels.attention.query_emitter import (
+    AHEAD,
+    WARPS,
+    QueryEmitter,
+    shared_bytes,
+)
 from rlx.llvm.builder import Value, i32, i64
 from rlx.support.records import dataclass
 
@@ -33,7 +39,8 @@ class PagedDecode(BlockKernel):
     result (token), of k and v (head, slot)
 
     `blocks` take work items in turn: a token, a key head and a part of the keys. `most` are the
-    most parts. With `runs`, tokens of runs are left to the other kernel.
+    most parts. With `runs`, tokens of runs are left to the other kernel. `early`: no kernel writes
+    rows, positions and the table.
     """
 
     form: AttentionForm
@@ -41,6 +48,7 @@ class PagedDecode(BlockKernel):
     blocks: int
     most: int
     runs: bool
+    early: bool = False
 
     @property
     def label(self) -> str:
@@ -150,8 +158,6 @@ class _DecodeEmitter(QueryEmitter):
 
     def emit(self) -> None:
         f, kernel, form = self.f, self.kernel, self.form
-        f.let_next_start()
-        f.wait_for_previous()
         self.pages = pages = _Pages(f, form, kernel.page)
         self.k, self.v, self.sinks = pages.k, pages.v, pages.sinks
         self.partial, self.counters = pages.partial, pages.counters
@@ -159,11 +165,13 @@ class _DecodeEmitter(QueryEmitter):
         fitting = f.i32(kernel.blocks).udiv(f.max(items, 1))
         splits = f.max(f.min(fitting, kernel.most), 1)
         self.splits = splits if kernel.most > 1 else 1
+        if kernel.early and not kernel.runs:
+            self._take(f.block_number(), splits)
+            f.if_(f.block_number() < items * splits, self._prefetch)
+        f.let_next_start()
+        f.wait_for_previous()
         for number in f.range(f.block_number(), items * splits, kernel.blocks):
-            item = number.udiv(splits)
-            self.split, self.item = number - item * splits, item.to(i64)
-            self.token = item.udiv(form.kv_heads)
-            self.head = (item - self.token * form.kv_heads).to(i64)
+            self._take(number, splits)
             if not kernel.runs:
                 self._attend()
                 continue
@@ -171,13 +179,39 @@ class _DecodeEmitter(QueryEmitter):
             is_run, _ = pages.run_of(tile)
             f.if_(is_run, lambda: None, self._attend)
 
+    def _take(self, number: Value, splits: Value) -> None:
+        """The work item of this number."""
+        item = number.udiv(splits)
+        self.split, self.item = number - item * splits, item.to(i64)
+        self.token = item.udiv(self.form.kv_heads)
+        self.head = (item - self.token * self.form.kv_heads).to(i64)
+
+    def _range(self, position: Value) -> tuple[Value, Value]:
+        """The keys of this block."""
+        f, behind = self.f, self.form.behind
+        low = f.i64(0) if behind is None else f.max(position.to(i64) - behind, 0)
+        return self.part_of(low, position.to(i64) + 1)
+
+    def _prefetch(self) -> None:
+        """Bring the first keys and values near: all but the last were there before."""
+        f, pages = self.f, self.pages
+        self.row, position, known = pages.place(self.token)
+
+        def bring() -> None:
+            low, high = self._range(position)
+            for i in range(AHEAD):
+                key = f.max(f.min(self.first(low) + i * self.steps, high - 1), 0)
+                for row in pages.key_rows(self.row, self.head, key.to(i32)):
+                    f.bring_near(piece_at(f, self.form, row, self.piece(0)))
+
+        f.if_(known, bring)
+
     def _attend(self) -> None:
-        f, pages, behind = self.f, self.pages, self.form.behind
+        f, pages = self.f, self.pages
         self.row, position, known = pages.place(self.token)
 
         def attend() -> None:
-            low = f.i64(0) if behind is None else f.max(position.to(i64) - behind, 0)
-            self.emit_query(*self.part_of(low, position.to(i64) + 1))
+            self.emit_query(*self._range(position))
             f.barrier()  # shared memory is used again
 
         f.if_(known, attend, pages.report)
