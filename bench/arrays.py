@@ -3,7 +3,7 @@
 Calls that take and return arrays of the library's own, allocated as it does by default. The peers
 run in one process (`--peer-python`), timed in turns with us, 2 threads each; results are compared.
 A row's peer is the fastest of them. First calls are of new processes, importing left out.
-RLX_TARGET=znver3 holds us and the peers to AVX2.
+RLX_TARGET=x86-64-v3 holds us and the peers to AVX2.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ GEMMS = ("mlp", "attention", "kmeans", "conv")  # JAX's cannot be held to AVX2: 
 class Row:
     """A function here and in the peers, ready to be timed."""
 
-    def __init__(self, name: str, peer: Peer, folder: Path) -> None:
-        self.name, self.peer = name, peer
+    def __init__(self, name: str, peer: Peer, folder: Path, cpu: bool = False) -> None:
+        self.name, self.peer, self.cpu = name, peer, cpu
         given = [rnp.array(x) for x in rows.arguments(name)]
         function = rlx.jit(OURS[name])
         self.run = lambda: function(*given)
@@ -120,23 +120,26 @@ class Row:
 
     def _ours(self, calls: int, samples: int) -> list[float]:
         run, found = self.run, []
+        clock = time.process_time if self.cpu else time.perf_counter
         for _ in range(samples):
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls):
                 run()
-            found.append((time.perf_counter() - start) / calls)
+            found.append((clock() - start) / calls)
         return found
 
     def _theirs(self, theirs: str, calls: int, samples: int) -> list[float]:
         asked = {"row": self.name, "peer": theirs, "samples": samples, "calls": calls}
-        found: list[float] = self.peer.ask("time", **asked)["seconds"]
+        found: list[float] = self.peer.ask("time", **asked, cpu=self.cpu)["seconds"]
         return found
 
 
-def row_bars(chosen: list[str], peer: Peer, folder: Path, rounds: int, used: str) -> list[Bar]:
-    bars = []
+def row_bars(
+    chosen: list[str], peer: Peer, folder: Path, rounds: int, used: str, cpu: bool
+) -> list[Bar]:
+    bars, unit = [], "ms of CPU" if cpu else "ms"
     for name in chosen:
-        row = Row(name, peer, folder)
+        row = Row(name, peer, folder, cpu)
         seconds = row.measure(rounds)
         shown = [f"{n} {s * 1e3:.3g} ({row.least[n] * 1e3:.3g})" for n, s in seconds.items()]
         print(f"{name}, ms (least): {', '.join(shown)}", flush=True)
@@ -144,7 +147,7 @@ def row_bars(chosen: list[str], peer: Peer, folder: Path, rounds: int, used: str
         if held() == "avx2" and name in GEMMS:
             del seconds["jax"]
         best = min(seconds, key=lambda theirs: seconds[theirs])
-        bars.append(Bar(f"{name}, {used}", ours * 1e3, "ms", best, seconds[best] * 1e3, 1.0, False))
+        bars.append(Bar(f"{name}, {used}", ours * 1e3, unit, best, seconds[best] * 1e3, 1.0, False))
         gc.collect()
     ratio = statistics.geometric_mean([b.ratio for b in bars])
     bars.append(Bar(f"geometric_mean, {used}", ratio, "×", "the best of each", 1.0, 1.3))
@@ -243,7 +246,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--row", action="append", default=[], choices=rows.ROWS, help="only these")
+    parser.add_argument(
+        "--cpu", action="store_true",
+        help="the rows in seconds of CPU on 1 thread, for a machine that has other work too",
+    )  # fmt: skip
     options = parser.parse_args(argv)
+    if options.cpu:
+        options.threads = 1
     os.environ["RLX_NUM_THREADS"] = str(options.threads)
     used, rounds = instruction_set(), 5 if options.quick else 15
     bars: list[Bar] = []
@@ -256,11 +265,12 @@ def main(argv: list[str]) -> int:
             ) as peer,
         ):  # fmt: skip
             print(", ".join(f"{k} {v}" for k, v in peer.hello["versions"].items()), flush=True)
-            if not options.row:
+            if not (options.row or options.cpu):
                 bars += [call_bar(peer, Path(folder), rounds, used), eager_bar(rounds, used)]
                 bars += first_call_bars(3 if options.quick else 7, used)
                 bars.append(new_shapes_bar(peer, used))
-            bars += row_bars(options.row or list(rows.ROWS), peer, Path(folder), rounds, used)
+            chosen = options.row or list(rows.ROWS)
+            bars += row_bars(chosen, peer, Path(folder), rounds, used, options.cpu)
     except PeerMissing as e:
         print(e, file=sys.stderr)
         return 2

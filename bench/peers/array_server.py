@@ -1,8 +1,8 @@
 """NumPy, JAX and torch behind a pipe, for `bench arrays`: one process, 2 threads each.
 
 Commands: {"do": "prepare", "row": name, "peer": name, "save": file}, {"do": "time", "row": name,
-"peer": name, "samples": n, "calls": n}, {"do": "new_shapes", "peer": name}. Peers: numpy, jax
-(jitted), torch, torch.compile.
+"peer": name, "samples": n, "calls": n, "cpu": bool}, {"do": "new_shapes", "peer": name}. Peers:
+numpy, jax (jitted), torch, torch.compile.
 """
 
 from __future__ import annotations
@@ -154,16 +154,18 @@ class Server:
         np.save(save, np.asarray(_wait(function(*given))))
         return {"ready": True}
 
-    def time(self, row: str, peer: str, samples: int, calls: int) -> dict[str, Any]:
-        """Seconds a call, until its result is there: samples of so many calls each."""
+    def time(self, row: str, peer: str, samples: int, calls: int, cpu: bool) -> dict[str, Any]:
+        """Seconds a call, until its result is there: samples of so many calls each. `cpu`: those
+        that all threads worked."""
         function, given = self._ready[row, peer]
+        clock = time.process_time if cpu else time.perf_counter
         found = []
         for _ in range(samples):
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls - 1):
                 function(*given)
             _wait(function(*given))
-            found.append((time.perf_counter() - start) / calls)
+            found.append((clock() - start) / calls)
         return {"seconds": found}
 
     def new_shapes(self, peer: str) -> dict[str, Any]:
