@@ -123,7 +123,8 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaf_names(tree: Any, prefix: str = "") -> list[str]:
-    """A name for each leaf, by its path: `params_w`, `xs_0`."""
+    """A name for each leaf, by its path: `params_w`, `xs_0`. Private attributes, as those of module
+    lists, are left out."""
     parts = children_of(tree)
     if parts is None:
         return [prefix]
@@ -131,5 +132,6 @@ def leaf_names(tree: Any, prefix: str = "") -> list[str]:
     names: list[str] = []
     for i, child in enumerate(children):
         key = str(keys[i]) if keys else str(i)
-        names += leaf_names(child, f"{prefix}_{key}" if prefix else key)
+        path = [n for n in (prefix, key) if n and not (n is key and key.startswith("_"))]
+        names += leaf_names(child, "_".join(path))
     return names
