@@ -94,6 +94,18 @@ def test_tiny_gpt() -> None:
     assert number(r"([\d.]+) % of 192 lists", text) > 95
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", [["mypy", "--strict"], ["pyright"]], ids=lambda c: c[0])
+def test_type_checkers_accept_the_examples(checker: list[str]) -> None:
+    files = [str(ROOT / "examples" / name) for name in EXAMPLES]
+    more = ["--pythonpath", sys.executable] if checker[0] == "pyright" else []
+    done = subprocess.run(
+        [sys.executable, "-m", *checker, *more, *files], capture_output=True, text=True, cwd=ROOT,
+        check=False, env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_example_has_a_test() -> None:
     tested = set(re.findall(r'printed\("(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
     assert tested == set(EXAMPLES)
