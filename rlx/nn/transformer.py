@@ -80,7 +80,7 @@ class MultiHeadAttention(Module):
         """`query` attends to itself, or to `key` and `value` [batch, length, embed_dim]."""
         q, k, v = self._projected(query, key, value)
         if self.rope_base is not None:
-            q, k = (self._rotated(t, int(t.shape[2]), None) for t in (q, k))
+            q, k = (self._rotated(t, t.shape[2], None) for t in (q, k))
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
         return self._joined(y)
 
@@ -92,7 +92,7 @@ class MultiHeadAttention(Module):
         q, k, v = self._projected(x, None, None)
         if self.rope_base is not None:
             at = call(_positions, [q, cache.length])
-            capacity = int(cache.keys.shape[2])
+            capacity = cache.keys.shape[2]
             q, k = (self._rotated(t, capacity, at) for t in (q, k))
         keys = F.update_cache(cache.keys, k, cache.length)
         values = F.update_cache(cache.values, v, cache.length)

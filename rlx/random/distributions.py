@@ -155,18 +155,35 @@ def dropout_mask(key: Array, rate: Number, shape: ShapeArg) -> Array:
 
 
 def _randint(g: Graph, key: Value, dims: Dims, low: int, span: int, dtype: DType) -> Value:
-    offset = transforms.integers(g, words(g, key, dims), span, dtype)
+    offset = transforms.integers(g, words(g, key, dims), span)
     start = g.constant(np.array(low % 2**64, np.uint64))
     return g.cast(g.add(offset, start), dtype)  # modulo 2⁶⁴, as two's complement
 
 
+def _between(
+    g: Graph, key: Value, dims: Dims, low: Value, high: Value, dtype: DType
+) -> Value:  # fmt: skip
+    low, high = g.cast(low, i64), g.cast(high, i64)
+    span = g.cast(g.where(g.gt(high, low), g.sub(high, low), 1), u64)
+    drawn = transforms.scaled_words(g, words(g, key, dims), span, dtype.bits <= 32)
+    return g.cast(g.add(g.cast(drawn, i64), low), dtype)
+
+
 def randint(
-    key: Array, shape: ShapeArg = (), minval: int = 0, maxval: int = 2**31 - 1, dtype: Any = i32
-) -> Array:
-    """Integers of minval … maxval − 1, each as likely."""
+    key: Array, shape: ShapeArg | None = (), minval: int | Array | np.ndarray[Any, Any] = 0,
+    maxval: int | Array | np.ndarray[Any, Any] = 2**31 - 1, dtype: Any = i32,
+) -> Array:  # fmt: skip
+    """Integers of minval … maxval − 1, each as likely. Bounds that are arrays, or symbolic sizes,
+    broadcast to the shape; where they leave nothing, minval is drawn."""
     element = DType.of(dtype)
     if not element.is_integer:
         raise InputError("not an integer type", where="randint", got=element)
+    if not all(isinstance(bound, (int, np.integer)) for bound in (minval, maxval)):
+        bounds = [as_array(minval), as_array(maxval)]
+        if any(not b.dtype.is_integer for b in bounds):
+            raise InputError("bounds that are not integers", where="randint",
+                             got=", ".join(str(b.dtype) for b in bounds))  # fmt: skip
+        return draw(_between, key, shape_of(shape, *bounds), bounds, element)
     low, high = int(minval), int(maxval)
     limits = np.iinfo(element.numpy)
     if not limits.min <= low < high <= int(limits.max) + 1:
@@ -174,7 +191,7 @@ def randint(
             "no such interval", where="randint", got=f"{low} … {high - 1}",
             expected=f"within {limits.min} … {limits.max}",
         )  # fmt: skip
-    return draw(_randint, key, shape, (), low, high - low, element)
+    return draw(_randint, key, () if shape is None else shape, (), low, high - low, element)
 
 
 def categorical(key: Array, logits: Number, axis: int = -1, shape: ShapeArg | None = None) -> Array:
@@ -230,9 +247,7 @@ def _chosen(key: Array, n: Any, dims: Any, replace: bool, p: Any) -> Array:
     if weights is not None and (weights.ndim != 1 or weights.dtype.kind != "float"):
         raise InputError("not probabilities", where="choice", got=list(weights.shape))
     if replace and weights is None:
-        if isinstance(n, int):
-            return randint(key, dims, 0, n, i64)
-        return rnp.astype(rnp.floor(uniform(key, dims, rnp.float64) * n), i64)
+        return randint(key, dims, 0, n, i64)
     if replace:
         assert weights is not None
         return rnp.astype(categorical(key, rnp.log(weights), shape=dims), i64)

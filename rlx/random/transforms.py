@@ -67,28 +67,32 @@ def gumbel(g: Graph, w: Words, dtype: DType) -> Value:
     return g.neg(g.log(g.maximum(exponential(g, w, dtype), least)))
 
 
-def integers(g: Graph, w: Words, span: int, dtype: DType) -> Value:
-    """0 … span − 1 as u64: the high part of random bits · span.
-
-    From 64 bits for a span of 32, from 128 for one of 64: no number is likelier than another by
-    more than one part in 2³².
-    """
+def integers(g: Graph, w: Words, span: int) -> Value:
+    """0 … span − 1 as u64, up to all of its numbers."""
     if span >= 2**64:
         return joined(g, w[0], w[1])
-    factor = g.constant(np.uint64(span))
-    if span <= 2**32:
+    return scaled_words(g, w, g.constant(np.uint64(span)), span <= 2**32)
+
+
+def scaled_words(g: Graph, w: Words, factor: Value, is_short: bool) -> Value:
+    """The high part of random bits · factor, a u64, of up to 2³² where `is_short`.
+
+    From 64 bits for a factor of 32, from 128 for one of 64: no number is likelier than another by
+    more than one part in 2³².
+    """
+    if is_short:
         low = _shifted(g, g.mul(g.cast(w[1], u64), factor), 32)
         return _shifted(g, g.add(g.mul(g.cast(w[0], u64), factor), low), 32)
     top, bottom = joined(g, w[0], w[1]), joined(g, w[2], w[3])
-    part, carried = g.mul(top, factor), _high_product(g, bottom, span)
+    part, carried = g.mul(top, factor), _high_product(g, bottom, factor)
     carry = g.cast(g.lt(g.add(part, carried), part), u64)
-    return g.add(_high_product(g, top, span), carry)
+    return g.add(_high_product(g, top, factor), carry)
 
 
-def _high_product(g: Graph, x: Value, factor: int) -> Value:
+def _high_product(g: Graph, x: Value, factor: Value) -> Value:
     """The high 64 bits of x · factor, by words."""
     mask = g.constant(np.uint64(0xFFFFFFFF))
-    low, high = (g.constant(np.uint64(n)) for n in (factor & 0xFFFFFFFF, factor >> 32))
+    low, high = g.bitwise_and(factor, mask), _shifted(g, factor, 32)
     x_low, x_high = g.bitwise_and(x, mask), _shifted(g, x, 32)
     first = _shifted(g, g.mul(x_low, low), 32)
     second = g.add(g.mul(x_high, low), first)

@@ -135,6 +135,22 @@ def test_integers_fill_their_interval(dtype: str) -> None:
     assert abs(share - 0.5) < 5 * 0.5 / sqrt(N)
 
 
+def test_bounds_of_integers_may_be_arrays() -> None:
+    low, high = np.array([0, -5, 7]), np.array([[3], [100]])
+    for dtype in ("i32", "i64"):
+        x = np.asarray(random.randint(KEY, None, low, high, dtype))
+        assert x.shape == (2, 3) and (x >= low).all() and (x < np.maximum(high, low + 1)).all()
+    plain = np.asarray(random.randint(KEY, (1000,), -5, 100))
+    assert np.array_equal(np.asarray(random.randint(KEY, (1000,), np.array(-5), 100)), plain)
+    up_to = rlx.jit(lambda k, x: random.randint(k, (50,), 0, x.shape[0]))
+    for n in (3, 9, 1000):
+        found = np.asarray(up_to(KEY, np.zeros(n, np.float32)))
+        assert np.array_equal(found, np.asarray(random.randint(KEY, (50,), 0, n)))
+    assert len(up_to.variants()) == 1
+    with pytest.raises(rlx.InputError, match="not integers"):
+        random.randint(KEY, (2,), 0.5, 3)  # type: ignore[arg-type]
+
+
 def test_wide_intervals_take_the_high_part_of_128_bits() -> None:
     span = 3 * 2**62 + 12345
     x = np.asarray(random.randint(KEY, (50,), 0, span, "u64"))

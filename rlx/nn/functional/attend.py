@@ -110,13 +110,14 @@ def scaled_dot_product_attention(
 def rope_tables(
     length: int, head_dim: int, base: float = 10000.0, dtype: Any = rnp.float32
 ) -> tuple[Array, Array]:
-    """cos and sin of the angles of positions 0 … length − 1, [length, head_dim / 2] each."""
+    """cos and sin of the angles of positions 0 … length − 1, [length, head_dim / 2] each. A length
+    that is symbolic inside `rlx.jit` stays so."""
     if head_dim % 2:
         raise ShapeError("pairs of dims are rotated", where="rope_tables", got=head_dim)
-    inverse = base ** (-np.arange(0, head_dim, 2) / head_dim)
-    angles = np.arange(int(length))[:, None] * inverse
-    element = rnp.asarray([0.0], dtype=dtype).dtype.numpy
-    return Array(np.cos(angles).astype(element)), Array(np.sin(angles).astype(element))
+    inverse = Array(base ** (-np.arange(0, head_dim, 2) / head_dim))
+    # in f64: far positions have large angles
+    angles = rnp.arange(length, dtype=rnp.float64)[:, None] * inverse
+    return rnp.cos(angles).astype(dtype), rnp.sin(angles).astype(dtype)
 
 
 def _rope(

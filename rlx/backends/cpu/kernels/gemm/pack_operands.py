@@ -1,7 +1,7 @@
-"""Packing of GEMM operands.
+"""Packing of GEMM's operands, of any strides, as `[kc][width]` for the micro-kernel.
 
-Operands of any strides are packed as `[kc][width]` for the micro-kernel. "Rows" are rows of x or
-columns of w, the axis that is not k: element k of row i goes to element k * width + i.
+"Rows" are rows of x or columns of w, the axis that is not k: element k of row i goes to element
+k * width + i.
 """
 
 from __future__ import annotations
