@@ -299,7 +299,7 @@ def tokens_behind_a_stop_are_forgotten() -> None:
             model.close()
 
 
-def serve(name: str, kv: str = "f32") -> None:
+def serve(name: str, kv: str = "f32", count: int = 5, tokens: int = 6) -> None:
     """Requests that come and go together give the tokens of each alone on the reference; nothing
     of a run is done by the host."""
     ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
@@ -308,6 +308,7 @@ def serve(name: str, kv: str = "f32") -> None:
     settings = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3, "top_k": 20}]
     settings += [{"temperature": 0.9, "seed": 5}, {"repetition_penalty": 1.3, "temperature": 0.0}]
     settings += [{"temperature": 0.7, "seed": 9, "logprobs": 2}]
+    prompts, settings = prompts[-count:], settings[-count:]
     with tempfile.TemporaryDirectory() as folder:
         write_folder(name, Path(folder))
         context = {"context": 128, "kv": kv}
@@ -316,15 +317,17 @@ def serve(name: str, kv: str = "f32") -> None:
                 made: Any = graph.executable
                 assert all(x.kernel is not None for x in made.program.launches)
             replies = [
-                engine.submit(prompt, max_tokens=6, **how)
+                engine.submit(prompt, max_tokens=tokens, **how)
                 for prompt, how in zip(prompts, settings, strict=True)
             ]
             got = [reply.wait() for reply in replies]
-            got.append(engine.submit(prompts[3], max_tokens=6, **settings[0]).wait())  # alone
+            got.append(
+                engine.submit(prompts[-2], max_tokens=tokens, **settings[-2]).wait()
+            )  # alone
         with rlx.load(folder, device="reference", **context) as model:
-            pairs = [*zip(prompts, settings, strict=True), (prompts[3], settings[0])]
+            pairs = [*zip(prompts, settings, strict=True), (prompts[-2], settings[-2])]
             for (prompt, how), found in zip(pairs, got, strict=True):
-                wanted = model.generate(prompt, stream=False, max_tokens=6, **how)
+                wanted = model.generate(prompt, stream=False, max_tokens=tokens, **how)
                 assert found.tokens == wanted.tokens, (how, found.tokens, wanted.tokens)
                 for row, other in zip(found.logprobs, wanted.logprobs, strict=True):
                     assert row.keys() == other.keys()
@@ -355,15 +358,16 @@ def artifacts_run_in_a_process_without_a_compiler() -> None:
         said = json.loads(done.stdout.splitlines()[-1])
         with rlx.load(folder, device="cuda", context=64, kv="f16") as model:
             prompt = "".join(chr(256 + 3 * i) for i in range(12))
-            settings: dict[str, Any] = {"max_tokens": 6, "temperature": 0.8, "seed": 4}
+            settings: dict[str, Any] = {"max_tokens": 3, "temperature": 0.8, "seed": 4}
             wanted = model.generate(prompt, stream=False, **settings).tokens
         assert said["tokens"] == [wanted, wanted], (said, wanted)
         assert not is_gpu or not said["compiled"], said["compiled"]
-        print(f"figure artifact: loaded and 6 tokens in {said['seconds']:.2f} s")
+        print(f"figure artifact: loaded and 3 tokens in {said['seconds']:.2f} s")
 
 
 for _name in ("llama", "gemma2", "gpt_oss"):
     CHECKS[f"engine {_name}"] = lambda name=_name: serve(name)  # type: ignore[misc]
+CHECKS["two requests of llama"] = lambda: serve("llama", count=2, tokens=3)
 CHECKS["engine qwen3 f16 cache"] = lambda: serve("qwen3", "f16")
 
 for _name in CONFIGS:

@@ -65,7 +65,7 @@ def test_parity(case: Case) -> None:
 
 
 TINY = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "mamba2")  # the others run on GPUs alone
-LONG = ("engine gemma2", "engine gpt_oss")  # 20 s each in the simulator
+LONG = ("engine llama", "engine gemma2", "engine gpt_oss", "engine qwen3 f16 cache")  # 30 s each
 SIMULATED = [
     pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name
     for name in checks_on_gpu.CHECKS
