@@ -83,6 +83,7 @@ class BlockFunction(KernelFunction):
 
     first_block = 0  # of the part of a launch that is emitted
     is_part = False
+    patience = 0  # clocks after which a wait ends in an error of the launch; 0: never
 
     @contextmanager
     def part(self, block: int, args: int) -> Iterator[None]:
@@ -193,6 +194,19 @@ class BlockFunction(KernelFunction):
         1."""
         raise NotImplementedError
 
+    def watch_phase(self, address: Value, parity: Value) -> None:
+        """As `wait_phase`, for a thread that does not read what has come."""
+        raise NotImplementedError
+
+    def copy_bytes(self, address: Value, source: Value, count: int, mbarrier: Value) -> None:
+        """Begin to copy so many bytes from global to shared memory; all are multiples of 16. The
+        mbarrier expects them."""
+        raise NotImplementedError
+
+    def fence_copies(self) -> None:
+        """Copies that this thread begins from now on see what it can see."""
+        raise NotImplementedError
+
     def acquire_map(self, tensor_map: Value) -> None:
         """This thread may copy by a tensor map that the host wrote."""
         raise NotImplementedError
@@ -212,7 +226,23 @@ class BlockFunction(KernelFunction):
         """The four warps that call this have so many registers from now on."""
         raise NotImplementedError
 
+    # -- values that are handed over while a kernel runs -------------------------------------------
+    # The two lowest bits of an f32 are a tag: a value says by itself that it has come, so there is
+    # neither a flag nor a fence between the two sides.
+
+    def hand_over(self, value: Value, address: Value, tag: Value) -> None:
+        """Store an f32 with its tag (i32, 0 to 3), for other blocks."""
+        raise NotImplementedError
+
+    def receive(self, places: Sequence[tuple[Value, int]], tag: Value) -> list[Value]:
+        """The f32 at these addresses, 1, 2 or 4 of them at each, once all have this tag."""
+        raise NotImplementedError
+
     # -- warps ------------------------------------------------------------------------------------
+
+    def from_lane(self, value: Value, lane: int) -> Value:
+        """The value, an f32 or i32, of a lane of the warp, in all of them."""
+        raise NotImplementedError
 
     def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
         """`count` matrices of 8 x 8 16-bit elements, two of each in an i32 of a thread: element
@@ -284,6 +314,18 @@ class BlockFunction(KernelFunction):
 
     def exp2_fast(self, x: Value) -> Value:
         """2ˣ to about 2 units in the last place; denormal results are 0."""
+        raise NotImplementedError
+
+    def ticks(self) -> Value:
+        """A counter of the multiprocessor's clock, an i32."""
+        raise NotImplementedError
+
+    def rsqrt_fast(self, x: Value) -> Value:
+        """1 / √x to about 2 units in the last place."""
+        raise NotImplementedError
+
+    def reciprocal_fast(self, x: Value) -> Value:
+        """1 / x to about 2 units in the last place."""
         raise NotImplementedError
 
     def larger(self, a: Value, b: Value) -> Value:

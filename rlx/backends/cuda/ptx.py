@@ -10,6 +10,8 @@ from rlx.llvm.nest import elements
 
 _SHARED = "@shared_memory"
 _LOG2_E = 1.4426950408889634
+_TAG = 3  # the bits of a word that are its tag
+_CLOCKS_OF_A_POLL = 512  # at least
 _OVERLAP = 90  # the first GPUs whose kernels may start before the one in front has ended
 
 
@@ -200,12 +202,30 @@ class GpuFunction(BlockFunction):
         self._asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", [], given)
 
     def wait_phase(self, address: Value, parity: Value) -> None:
-        again = "AGAIN_${:uid}"
-        text = (
-            f"{{ .reg .pred p; {again}: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
-            f"@!p bra {again}; }}"
-        )
+        again, done = "AGAIN_${:uid}", "DONE_${:uid}"
+        wait = "mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;"
+        text = f"{{ .reg .pred p; {again}: {wait} @!p bra {again}; }}"
+        if self.patience:
+            text = (
+                f"{{ .reg .pred p; .reg .u64 a, b; {wait} @p bra {done}; mov.u64 a, %clock64; "
+                f"{again}: {wait} @p bra {done}; mov.u64 b, %clock64; sub.u64 b, b, a; "
+                f"setp.lt.u64 p, b, {self.patience}; @p bra {again}; trap; {done}: }}"
+            )
         self._asm(text, [], [self._shared_number(address), parity])
+
+    def watch_phase(self, address: Value, parity: Value) -> None:
+        self.wait_phase(address, parity)
+
+    def copy_bytes(self, address: Value, source: Value, count: int, mbarrier: Value) -> None:
+        text = (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+            f"[$0], [$1], {count}, [$2];"
+        )
+        to, counted = self._shared_number(address), self._shared_number(mbarrier)
+        self._asm(text, [], [to, source, counted])
+
+    def fence_copies(self) -> None:
+        self._asm("fence.proxy.async;", [], [])
 
     def acquire_map(self, tensor_map: Value) -> None:
         self._asm("fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", [], [tensor_map])
@@ -228,7 +248,40 @@ class GpuFunction(BlockFunction):
         way = "inc" if more else "dec"
         self._asm(f"setmaxnreg.{way}.sync.aligned.u32 {count};", [], [])
 
+    # -- values that are handed over --------------------------------------------------------------
+
+    def hand_over(self, value: Value, address: Value, tag: Value) -> None:
+        word = (value.bits(i32) & ~_TAG) | tag
+        self._asm("st.relaxed.gpu.global.u32 [$0], $1;", [], [address, word])
+
+    def receive(self, places: Sequence[tuple[Value, int]], tag: Value) -> list[Value]:
+        def load(address: Value, width: int) -> list[Value]:
+            names = ", ".join(f"${i}" for i in range(width))
+            to, form = ("$0", "") if width == 1 else (f"{{{names}}}", f".v{width}")
+            text = f"ld.relaxed.gpu.global{form}.u32 {to}, [${width}];"
+            return self._asm(text, ["r"] * width, [address])
+
+        def poll(_: Value, tries: Value, *__: Value) -> list[Value]:
+            words = [w for address, width in places for w in load(address, width)]
+            wrong = words[0] ^ tag
+            for word in words[1:]:
+                wrong = wrong | (word ^ tag)
+            return [wrong & _TAG, tries + 1, *words]
+
+        most = self.patience // _CLOCKS_OF_A_POLL or 1 << 30
+        count = sum(width for _, width in places)
+        zeros = [self.i32(0)] * (1 + count)
+        start = [self.i32(1), *zeros]
+        found = self.while_(start, lambda wrong, tries, *_: wrong.ne(0) & (tries < most), poll)
+        for _ in self.when(found[0].ne(0)):
+            self._asm("trap;", [], [])
+        return [word.bits(f32) for word in found[2:]]
+
     # -- warps ------------------------------------------------------------------------------------
+
+    def from_lane(self, value: Value, lane: int) -> Value:
+        text = f"shfl.sync.idx.b32 $0, $1, {lane}, 31, 0xffffffff;"
+        return self._asm(text, ["r"], [value.bits(i32)], effect=False)[0].bits(value.type)
 
     def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
         names = ", ".join(f"${i}" for i in range(count))
@@ -330,13 +383,22 @@ class GpuFunction(BlockFunction):
     def exp2_fast(self, x: Value) -> Value:
         return self._asm("ex2.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
 
+    def ticks(self) -> Value:
+        return self._asm("mov.u32 $0, %clock;", ["r"], [])[0]
+
+    def rsqrt_fast(self, x: Value) -> Value:
+        return self._asm("rsqrt.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
+
+    def reciprocal_fast(self, x: Value) -> Value:
+        return self._asm("rcp.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
+
     def larger(self, a: Value, b: Value) -> Value:
         return self._asm("max.f32 $0, $1, $2;", ["f"], [a, b], effect=False)[0]
 
     def activate(self, name: str, x: Value) -> Value:
         if name == "silu":  # both to 2 units in the last place
             below = self.exp2_fast(x * -_LOG2_E) + 1.0
-            return x * self._asm("rcp.approx.ftz.f32 $0, $1;", ["f"], [below], effect=False)[0]
+            return x * self.reciprocal_fast(below)
         return elements.activate(name, x)
 
     def text(self) -> str:

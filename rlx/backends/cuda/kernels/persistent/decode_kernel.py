@@ -1,0 +1,383 @@
+"""All layers of a dense model and its head as one kernel, for one token.
+
+Each block stays on its multiprocessor. A warp of it copies the block's weights, layer after layer,
+through a ring in shared memory and waits for nothing but room; sixteen warps multiply. Blocks hand
+each other values whose lowest bits say of which layer they are, so nothing else is waited for:
+
+    x → norm, q k v → heads → parts of attention → their sum, out → x → norm, gate, up → down → x
+
+Every block keeps x, a column of each slab in a thread. A place is written again only by blocks that
+have received something of all blocks which had read it: between two uses of a place there is always
+a value that depends on everyone.
+"""
+
+from __future__ import annotations
+
+from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.cuda.kernels.persistent.attend import Attention, Exchange, Heads
+from rlx.backends.cuda.kernels.persistent.product import AT_ONCE, Columns, Products
+from rlx.backends.cuda.kernels.persistent.ring import Place, Ring
+from rlx.backends.cuda.kernels.persistent.shape import (
+    HEAD_TILES,
+    THREADS,
+    TILE,
+    WARPS,
+    DenseShape,
+    Part,
+)
+from rlx.llvm.builder import Value, f32, i32, i64, ptr
+from rlx.support.records import dataclass
+
+FIXED_ARGS = 9
+LAYER_ARGS = 11
+MARKS = 24  # clocks of a layer that a profile notes
+_PATIENCE = 1 << 32  # clocks, some seconds
+
+
+@dataclass(frozen=True)
+class PersistentDecode(BlockKernel):
+    """args: x, logits, gain of the last norm, head, tables of cosines and sines, position, values
+    that are handed over, clocks; then of each layer the gain, q k v, gains of query and key heads,
+    cache of keys and of values, out, second gain, gate, up, down
+
+    With `marks` a block notes its clock between the stages.
+    """
+
+    shape: DenseShape
+    ahead: int = 2  # slots that are being filled at a time
+    marks: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"persistent({self.shape.layers} layers)"
+
+    @property
+    def threads(self) -> int:
+        return THREADS + WARP
+
+    @property
+    def shared(self) -> int:
+        return self.shape.shared
+
+    def emit(self, m: KernelModule) -> None:
+        f = m.begin_block(self.threads, self.shared)
+        f.patience = _PATIENCE
+        _Emitter(f, self).emit()
+
+
+class _Layer:
+    """The args of a layer."""
+
+    def __init__(self, f: BlockFunction, args: Value, layer: Value) -> None:
+        self._f = f
+        self._args = f.gep(args, layer.to(i64), 8 * LAYER_ARGS)
+
+    def __getitem__(self, i: int) -> Value:
+        return self._f.arg(self._args, FIXED_ARGS + i, ptr)
+
+
+GAIN, QKV, QUERY_GAIN, KEY_GAIN, KEYS, VALUES, OUT, SECOND_GAIN, GATE, UP, DOWN = range(LAYER_ARGS)
+
+
+class _Emitter:
+    def __init__(self, f: BlockFunction, kernel: PersistentDecode) -> None:
+        self.f, self.kernel, self.shape = f, kernel, kernel.shape
+        self.args = f["args"]
+        self.ring = Ring(f, kernel.shape, kernel.ahead)
+        self.thread, self.block = f.thread(), f.block_number()
+        self.group = self.block.udiv(self.shape.ranks)
+        self.rank = self.block - self.group * self.shape.ranks
+        self._mark = 0
+
+    def emit(self) -> None:
+        f = self.f
+        for _ in f.when(self.thread.eq(0)):
+            self.ring.init()
+        f.barrier()
+        f.let_next_start()
+        f.wait_for_previous()
+        self.position = f.arg(self.args, 6, i32)
+        self.pieces = (self.position + 31) >> 5  # of the cache, before the new position
+        f.if_((self.thread >> 5).eq(WARPS), self._copy, self._compute)
+
+    # -- the warp that copies ---------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        f, shape = self.f, self.shape
+        f.fence_copies()  # the cache was written by kernels before
+
+        def layer(number: Value, slot: Value, parity: Value) -> list[Value]:
+            return list(self._copy_layer(_Layer(f, self.args, number), (slot, parity)))
+
+        start = list(self.ring.start())
+        slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), start, layer)
+        head = f.arg(self.args, 3, ptr)
+
+        def tile(number: Value, slot: Value, parity: Value) -> list[Value]:
+            def row(i: Value) -> Value:
+                return f.gep(head, (number * TILE + i).to(i64), 2 * shape.hidden)
+
+            return list(self.ring.fill_part(shape.head, row, (slot, parity)))
+
+        tiles, step = f.i32(shape.vocab // TILE), f.i32(shape.blocks)
+        f.loop(self.block, tiles, step, [slot, parity], tile)
+
+    def _copy_layer(self, layer: _Layer, place: Place) -> Place:
+        f, shape, ring = self.f, self.shape, self.ring
+        place = ring.fill_part(shape.qkv, self._rows(layer[QKV], self.block, shape.qkv), place)
+
+        def piece(number: Value, slot: Value, parity: Value) -> list[Value]:
+            at = (self.group * shape.context + number * 32).to(i64)
+            keys, values = (
+                f.gep(layer[i], at, 2 * shape.head_dim) for i in (KEYS, VALUES)
+            )
+            return list(ring.fill_piece(keys, values, (slot, parity)))
+
+        slot, parity = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
+        out, width = layer[OUT], 2 * shape.heads * shape.head_dim
+
+        def out_row(i: Value) -> Value:
+            row = f.gep(out, (self.rank * shape.out.rows + i).to(i64), width)
+            return f.gep(row, self.group.to(i64), 2 * shape.group_columns)
+
+        place = ring.fill_part(shape.out, out_row, (slot, parity))
+        gate, up, half = layer[GATE], layer[UP], shape.gate_up.rows // 2
+
+        def gate_row(i: Value) -> Value:
+            is_gate = i < half
+            row = self.block * half + f.select(is_gate, i, i - half)
+            return f.gep(f.select(is_gate, gate, up), row.to(i64), 2 * shape.hidden)
+
+        place = ring.fill_part(shape.gate_up, gate_row, place)
+        down, splits = layer[DOWN], shape.splits
+
+        def down_row(i: Value) -> Value:
+            team = self.block.udiv(splits)
+            row = f.gep(down, (team * shape.down.rows + i).to(i64), 2 * shape.ffn)
+            part = (self.block - team * splits).to(i64)
+            return f.gep(row, part, 2 * shape.down.columns)
+
+        return ring.fill_part(shape.down, down_row, place)
+
+    def _rows(self, matrix: Value, block: Value, part: Part):  # type: ignore[no-untyped-def]
+        f = self.f
+        return lambda i: f.gep(matrix, (block * part.rows + i).to(i64), 2 * part.columns)
+
+    # -- the warps that multiply ------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        f, shape = self.f, self.shape
+        self.products = Products(f, shape, self.ring)
+        self.base = f.arg(self.args, 7, ptr)
+        self.before = f.gep(self.base, shape.words - 4, 4)  # layers that have run before
+        first = f.load(self.before, i32)
+        cos, sin = (f.arg(self.args, i, ptr) for i in (4, 5))
+        self.attention = Attention(self.products, cos, sin, self.position, self.pieces)
+        x = f.arg(self.args, 0, ptr)
+        start = [
+            f.load(f.gep(x, self.thread.to(i64), 4), f32, 4 * THREADS * i)
+            for i in range(shape.own)
+        ]
+
+        def layer(number: Value, slot: Value, parity: Value, *x: Value) -> list[Value]:
+            self._mark = 0
+            return self._layer(number, first + number + 1 & 3, (slot, parity), list(x))
+
+        begin = [*self.ring.start(), *start]
+        slot, parity, *x_last = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
+        last = first + shape.layers
+        self._head(self._received(x_last, shape.at_down, shape.splits, last & 3), (slot, parity))
+        for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
+            f.store(last, self.before)
+
+    def _received(self, x: list[Value], at: int, parts: int, tag: Value) -> list[Value]:
+        """x and what has been added to it, in parts."""
+        f, hidden = self.f, self.shape.hidden
+        places = [
+            (f.gep(self.base, (self.thread + (at + hidden * p + THREADS * i)).to(i64), 4), 1)
+            for i in range(len(x))
+            for p in range(parts)
+        ]
+        found = f.receive(places, tag)
+        made = []
+        for i, old in enumerate(x):
+            mine = found[i * parts : (i + 1) * parts]
+            while len(mine) > 1:
+                rest = mine[2 * (len(mine) // 2) :]
+                mine = [a + b for a, b in zip(mine[::2], mine[1::2], strict=False)] + rest
+            made.append(old + mine[0])
+        return made
+
+    def _gains(self, gain: Value) -> list[Value]:
+        f = self.f
+        at = f.gep(gain, self.thread.to(i64), 4)
+        return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
+
+    def _layer(self, number: Value, tag: Value, place: Place, x: list[Value]) -> list[Value]:
+        f, shape, products = self.f, self.shape, self.products
+        layer = _Layer(f, self.args, number)
+        self._note(number)
+        exchange = Exchange(self.base, tag, self.group, self.rank)
+        first, second = self._gains(layer[GAIN]), self._gains(layer[SECOND_GAIN])
+        heads = Heads(layer[QUERY_GAIN], layer[KEY_GAIN], *self._caches(layer))
+
+        def receive() -> list[Value]:
+            return self._received(x, shape.at_down, shape.splits, tag - 1 & 3)
+
+        state: dict[str, list[Value]] = {}
+
+        def normed() -> Columns:
+            state["x"] = f.if_(number > 0, receive, lambda: list(x))
+            self._note(number)
+            return self._normed(state["x"], first, shape.qkv, 0)
+
+        place = self._product(shape.qkv, place, 0, normed, number)
+        x = state["x"]
+        for _ in f.when(self.thread < shape.qkv.rows):
+            self._hand_over_rows(shape.qkv, 0, self.block * shape.qkv.rows, shape.at_qkv, tag, True)
+        self._note(number)
+        place = self.attention.emit(heads, exchange, place)
+        self._note(number)
+
+        def combined() -> Columns:
+            self.attention.combine_blocks(exchange)
+            self._note(number)
+            f.barrier(THREADS)
+            return products.out_columns(shape.out)
+
+        place = self._product(shape.out, place, 1, combined, number)
+        self._send_out(tag)
+        self._note(number)
+
+        def normed_again() -> Columns:
+            state["x"] = self._received(x, shape.at_out, shape.kv_heads, tag)
+            self._note(number)
+            return self._normed(state["x"], second, shape.gate_up, 0)
+
+        place = self._product(shape.gate_up, place, 0, normed_again, number)
+        self._send_gated(tag)
+        self._note(number)
+
+        def gated() -> Columns:
+            part = self.block - self.block.udiv(shape.splits) * shape.splits
+            at = self.thread + part * shape.down.columns + shape.at_gated
+            places = [
+                (f.gep(self.base, (at + THREADS * i).to(i64), 4), 1)
+                for i in range(shape.down.slabs)
+            ]
+            values = f.receive(places, tag)
+            self._note(number)
+            products.put(values)
+            return products.columns(shape.down.slabs) if self._at_once(shape.down) else []
+
+        place = self._product(shape.down, place, 1, gated, number)
+        self._send_down(tag)
+        self._note(number)
+        return [*place, *state["x"]]
+
+    def _caches(self, layer: _Layer) -> list[Value]:
+        f, shape = self.f, self.shape
+        step = 2 * shape.context * shape.head_dim
+        return [f.gep(layer[i], self.group.to(i64), step) for i in (KEYS, VALUES)]
+
+    def _at_once(self, part: Part) -> bool:
+        return part.slots <= AT_ONCE
+
+    def _normed(self, x: list[Value], gains: list[Value], part: Part, buffer: int) -> Columns:
+        """The norm of x as operands, but for the factor that all columns have in common."""
+        products = self.products
+        products.put([v * g for v, g in zip(x, gains, strict=True)])
+        products.put_squares(x, buffer)
+        return products.columns(part.slabs) if part.slabs <= AT_ONCE else []
+
+    def _product(self, part: Part, place: Place, buffer: int, columns, number: Value) -> Place:  # type: ignore[no-untyped-def]
+        """Multiply, and store the sums of warps; weights are fetched before values are awaited."""
+        f, products = self.f, self.products
+        if self._at_once(part):
+            tiles, place = products.fetch(part, place, part.slots)
+            self._note(number)
+            products.finish(part, tiles, columns(), buffer)
+        else:
+            self._note(number)
+            place = products.stream(part, place, buffer, columns() or None)
+        self._note(number)
+        f.barrier(THREADS)
+        return place
+
+    # -- what is handed over ----------------------------------------------------------------------
+
+    def _hand_over_rows(
+        self, part: Part, buffer: int, row: Value, at: int, tag: Value, scaled: bool, warps: int = WARPS
+    ) -> None:
+        f = self.f
+        value = self.products.total(self.thread, buffer, warps)
+        if scaled:
+            value = value * self.products.norm(buffer)
+        f.hand_over(value, f.gep(self.base, (row + self.thread + at).to(i64), 4), tag)
+
+    def _send_out(self, tag: Value) -> None:
+        shape = self.shape
+        row = self.group * shape.hidden + self.rank * shape.out.rows
+        for _ in self.f.when(self.thread < shape.out.rows):
+            warps = WARPS // shape.out.teams
+            self._hand_over_rows(shape.out, 1, row, shape.at_out, tag, False, warps)
+
+    def _send_gated(self, tag: Value) -> None:
+        f, shape = self.f, self.shape
+        half = shape.gate_up.rows // 2
+        for _ in f.when(self.thread < half):
+            factor = self.products.norm(0)
+            gate, up = (self.products.total(self.thread + half * i, 0) * factor for i in range(2))
+            value = f.activate("silu", gate) * up
+            at = (self.block * half + self.thread + shape.at_gated).to(i64)
+            f.hand_over(value, f.gep(self.base, at, 4), tag)
+
+    def _send_down(self, tag: Value) -> None:
+        shape = self.shape
+        team = self.block.udiv(shape.splits)
+        row = (self.block - team * shape.splits) * shape.hidden + team * shape.down.rows
+        for _ in self.f.when(self.thread < shape.down.rows):
+            self._hand_over_rows(shape.down, 1, row, shape.at_down, tag, False)
+
+    # -- the head ---------------------------------------------------------------------------------
+
+    def _head(self, x: list[Value], place: Place) -> None:
+        """Some tiles of the head at a time; sums lie in two buffers in turns."""
+        f, shape, products = self.f, self.shape, self.products
+        logits = f.arg(self.args, 1, ptr)
+        columns = self._normed(x, self._gains(f.arg(self.args, 2, ptr)), shape.head, 0)
+        f.barrier(THREADS)
+        factor = products.norm(0)
+        tiles, blocks = shape.vocab // TILE, shape.blocks
+
+        def some(first: Value, slot: Value, parity: Value, buffer: Value) -> list[Value]:
+            for i in range(HEAD_TILES):
+                number = first + i * blocks
+
+                def one(slot: Value = slot, parity: Value = parity, i: int = i) -> list[Value]:
+                    at = buffer * HEAD_TILES + i
+                    return list(products.tile_of_head((slot, parity), at, columns))
+
+                slot, parity = f.if_(number < tiles, one, lambda s=slot, p=parity: [s, p])
+            f.barrier(THREADS)
+            row = (first + (self.thread >> 4) * blocks) * TILE + (self.thread & 15)
+            for _ in f.when((self.thread < HEAD_TILES * TILE) & (row < shape.vocab)):
+                value = products.total(self.thread + buffer * (HEAD_TILES * TILE), 0) * factor
+                f.store(value, f.gep(logits, row.to(i64), 4))
+            return [slot, parity, f.i32(1) - buffer]
+
+        begin = [*place, f.i32(0)]
+        f.loop(self.block, f.i32(tiles), f.i32(HEAD_TILES * blocks), begin, some)
+
+    def _note(self, layer: Value) -> None:
+        """Note the clock of the block's first thread."""
+        if not self.kernel.marks:
+            return
+        f, number = self.f, self._mark
+        self._mark += 1
+        assert number < MARKS
+        for _ in f.when(self.thread.eq(0)):
+            row = (self.block * self.shape.layers + layer) * MARKS + number
+            at = f.gep(f.arg(self.args, 8, ptr), row.to(i64), 4)
+            f.store(f.ticks(), at)

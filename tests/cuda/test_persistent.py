@@ -1,0 +1,170 @@
+"""The persistent decode kernel, simulated: all blocks together, and one at a time in any order."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from simulator import run_in_turns, run_kernel
+
+from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
+from rlx.backends.cuda.kernels.persistent.shape import DenseShape
+
+# held in registers while values are awaited; slot by slot; without norms of heads
+SMALL = DenseShape(3, 512, 4, 2, 128, 512, 160, 96, 8, 1e-6, 1e-5, 0.09, True)
+LARGE = DenseShape(2, 1024, 4, 1, 128, 1024, 64, 64, 4, 1e-6, 1e-5, 0.09, False)
+WIDE = DenseShape(1, 512, 2, 1, 128, 1536, 64, 64, 8, 1e-6, 1e-5, 0.09, True, "bf16")
+
+
+class Memory:
+    """Arrays that a kernel may use."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+
+    def put(self, array: Any) -> int:
+        raw = np.zeros(array.nbytes + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        view = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        view[...] = array
+        self.arrays.append(view)
+        return int(view.ctypes.data)
+
+    def inside(self, addresses: Any, size: int) -> None:
+        starts = np.array([a.ctypes.data for a in self.arrays])
+        order = np.argsort(starts)
+        ends = np.array([a.ctypes.data + a.nbytes for a in self.arrays])[order]
+        number = np.searchsorted(starts[order], addresses, side="right") - 1
+        assert (number >= 0).all() and (addresses + size <= ends[number]).all(), "outside"
+
+
+class Model:
+    """A random model, its args and what its layers should give."""
+
+    def __init__(self, shape: DenseShape, seed: int = 0) -> None:
+        self.shape, self.memory = shape, Memory()
+        self.rng = np.random.default_rng(seed)
+        s, kv = shape, ml_dtypes.bfloat16 if shape.kv_name == "bf16" else np.float16
+        angles = self.rng.random((s.context, s.head_dim // 2)).astype(np.float32)
+        self.cos, self.sin = np.cos(angles), np.sin(angles)
+        self.layers = [self._layer(kv) for _ in range(s.layers)]
+        self.gain, self.head = self._gain(s.hidden), self._matrix(s.vocab, s.hidden)
+        self.x = self.rng.normal(size=s.hidden).astype(np.float32)
+        place = self.memory.put
+        first = [place(self.x), place(np.zeros(s.vocab, np.float32)), place(self.gain)]
+        first += [place(a) for a in (self.head, self.cos, self.sin)]
+        rest = [a for layer in self.layers for a in map(place, layer)]
+        self.logits, self._x = self.memory.arrays[1], self.memory.arrays[0]
+        exchange = place(np.zeros(s.words, np.int32))
+        self.exchange = self.memory.arrays[-1]
+        self.args = np.array([*first, 0, exchange, 0, *rest], np.int64)
+        self.table = place(self.args)
+        self.table_array = self.memory.arrays[-1]
+        self.caches = [
+            (self._of(layer, 4), self._of(layer, 5)) for layer in range(s.layers)
+        ]
+
+    def _of(self, layer: int, i: int) -> Any:
+        return next(
+            a for a in self.memory.arrays if a.ctypes.data == self.args[9 + 11 * layer + i]
+        )
+
+    def _gain(self, n: int) -> Any:
+        return (1 + 0.1 * self.rng.normal(size=n)).astype(np.float32)
+
+    def _matrix(self, n: int, k: int) -> Any:
+        return (self.rng.normal(size=(n, k)) / np.sqrt(k)).astype(ml_dtypes.bfloat16)
+
+    def _layer(self, kv: Any) -> list[Any]:
+        s = self.shape
+        cache = [
+            self.rng.normal(size=(s.kv_heads, s.context, s.head_dim)).astype(kv) for _ in range(2)
+        ]
+        heads = s.heads * s.head_dim
+        return [
+            self._gain(s.hidden), self._matrix(s.qkv_rows, s.hidden), self._gain(s.head_dim),
+            self._gain(s.head_dim), *cache, self._matrix(s.hidden, heads), self._gain(s.hidden),
+            self._matrix(s.ffn, s.hidden), self._matrix(s.ffn, s.hidden),
+            self._matrix(s.hidden, s.ffn),
+        ]  # fmt: skip
+
+    def expected(self, position: int) -> Any:
+        """Logits, in f64, from the caches as they are; these get the new keys and values."""
+        s = self.shape
+        x = self._x.astype(np.float64)
+        for number, layer in enumerate(self.layers):
+            gain, qkv, q_gain, k_gain, _, _, out, second, gate, up, down = (
+                np.asarray(a, np.float64) for a in layer
+            )
+            rows = qkv @ (_norm(x, s.eps) * gain)
+            q, k, v = np.split(rows.reshape(-1, s.head_dim), [s.heads, s.heads + s.kv_heads])
+            if s.has_head_norms:
+                q, k = _norm(q, s.head_eps) * q_gain, _norm(k, s.head_eps) * k_gain
+            q, k = self._rotated(q, position), self._rotated(k, position)
+            keys, values = (np.array(c) for c in self.caches[number])
+            keys[:, position], values[:, position] = k.astype(keys.dtype), v.astype(keys.dtype)
+            self.new = keys[:, position], values[:, position]
+            keys, values = (np.asarray(c, np.float64)[:, : position + 1] for c in (keys, values))
+            keys, values = (np.repeat(c, s.group, 0) for c in (keys, values))
+            scores = np.einsum("hd,hpd->hp", q, keys) * s.scale
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            weights /= weights.sum(1, keepdims=True)
+            x = x + out @ np.einsum("hp,hpd->hd", weights, values).reshape(-1)
+            normed = _norm(x, s.eps) * second
+            g = gate @ normed
+            x = x + down @ (g / (1 + np.exp(-g)) * (up @ normed))
+        return np.asarray(self.head, np.float64) @ (_norm(x, s.eps) * self.gain)
+
+    def _rotated(self, heads: Any, position: int) -> Any:
+        low, high = np.split(heads, 2, axis=1)
+        c, s = self.cos[position].astype(np.float64), self.sin[position].astype(np.float64)
+        return np.concatenate([low * c - high * s, high * c + low * s], axis=1)
+
+    def run(self, position: int, seed: int | None = None) -> Any:
+        self.table_array[6] = position
+        self.logits[...] = np.nan
+        kernel, blocks = PersistentDecode(self.shape), self.shape.blocks
+        if seed is None:
+            run_kernel(kernel, blocks, self.table, self.memory.inside)
+        else:
+            run_in_turns(kernel, blocks, self.table, self.memory.inside, seed)
+        return self.logits.copy()
+
+
+def _norm(x: Any, eps: float) -> Any:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+
+
+def _require_close(got: Any, want: Any) -> None:
+    """Tags take the two lowest bits of what is handed over, an error of 2⁻²²; keys and values may
+    round to a neighbour in f16 (2⁻¹¹) where they lie between two."""
+    assert np.linalg.norm(got - want) < 2e-4 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE, WIDE], ids=["small", "large", "wide"])
+def test_a_token_is_that_of_the_reference(shape: DenseShape) -> None:
+    """Positions in the first piece, at its edges, and in later ones; one launch after the other."""
+    assert shape.unsuited() == ""
+    model = Model(shape)
+    for position in (0, 1, 31, 32, 40, shape.context - 1):
+        want = model.expected(position)
+        _require_close(model.run(position), want)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_in_any_order_give_the_same(seed: int) -> None:
+    """Blocks run one at a time, and what they hand over becomes visible in any order: the results
+    of two launches are the bits of all blocks together."""
+    together, apart = Model(SMALL), Model(SMALL)
+    for position in (33, 34):
+        want = together.run(position)
+        np.testing.assert_array_equal(apart.run(position, seed=seed), want)
+    for a, b in zip(together.caches, apart.caches, strict=True):
+        np.testing.assert_array_equal(np.array(a).view(np.int16), np.array(b).view(np.int16))
