@@ -224,6 +224,9 @@ class Simulated(BlockFunction):
         flat = np.ascontiguousarray(rows).view(element)
         return self.make(flat if type_.lanes > 1 else flat[:, 0], type_)
 
+    def load_shared_pointer(self, address: Value, offset: int = 0) -> SimValue:
+        return self.load_shared(address, ptr, offset, align=8)
+
     def _check_shared(self, at: Any, size: int, align: int) -> None:
         used = at[self.active]
         assert (used % align == 0).all(), "shared memory not aligned"

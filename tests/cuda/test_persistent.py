@@ -59,8 +59,13 @@ class Model:
         self.x = self.rng.normal(size=s.hidden).astype(np.float32)
         place = self.memory.put
         first = [place(self.x), place(np.zeros(s.vocab, np.float32)), place(self.gain)]
-        first += [place(a) for a in (self.head, self.cos, self.sin)]
-        rest = [a for layer in self.layers for a in map(place, layer)]
+        first += [self._map(self.head, s.head.box_rows), place(self.cos), place(self.sin)]
+        boxes = [p.box_rows for p in (s.qkv, s.out, s.gate_up, s.gate_up, s.down)]
+        rest = [
+            self._map(a, boxes[i]) if i < len(boxes) else place(a)
+            for layer in self.layers
+            for i, a in enumerate(layer)
+        ]
         self.logits, self._x = self.memory.arrays[1], self.memory.arrays[0]
         exchange = place(np.zeros(s.words, np.int32))
         self.exchange = self.memory.arrays[-1]
@@ -68,13 +73,19 @@ class Model:
         self.table = place(self.args)
         self.table_array = self.memory.arrays[-1]
         self.caches = [
-            (self._of(layer, 4), self._of(layer, 5)) for layer in range(s.layers)
+            (self._of(layer, 9), self._of(layer, 10)) for layer in range(s.layers)
         ]
 
     def _of(self, layer: int, i: int) -> Any:
         return next(
             a for a in self.memory.arrays if a.ctypes.data == self.args[9 + 11 * layer + i]
         )
+
+    def _map(self, matrix: Any, box: int) -> int:
+        """A tensor map as the fake driver writes it."""
+        rows, columns = matrix.shape
+        numbers = [self.memory.put(matrix), rows, columns, 2 * columns, box]
+        return self.memory.put(np.array(numbers + [0] * 11, np.int64))
 
     def _gain(self, n: int) -> Any:
         return (1 + 0.1 * self.rng.normal(size=n)).astype(np.float32)
@@ -89,10 +100,10 @@ class Model:
         ]
         heads = s.heads * s.head_dim
         return [
-            self._gain(s.hidden), self._matrix(s.qkv_rows, s.hidden), self._gain(s.head_dim),
-            self._gain(s.head_dim), *cache, self._matrix(s.hidden, heads), self._gain(s.hidden),
+            self._matrix(s.qkv_rows, s.hidden), self._matrix(s.hidden, heads),
             self._matrix(s.ffn, s.hidden), self._matrix(s.ffn, s.hidden),
-            self._matrix(s.hidden, s.ffn),
+            self._matrix(s.hidden, s.ffn), self._gain(s.hidden), self._gain(s.hidden),
+            self._gain(s.head_dim), self._gain(s.head_dim), *cache,
         ]  # fmt: skip
 
     def expected(self, position: int) -> Any:
@@ -100,7 +111,7 @@ class Model:
         s = self.shape
         x = self._x.astype(np.float64)
         for number, layer in enumerate(self.layers):
-            gain, qkv, q_gain, k_gain, _, _, out, second, gate, up, down = (
+            qkv, out, gate, up, down, gain, second, q_gain, k_gain, _, _ = (
                 np.asarray(a, np.float64) for a in layer
             )
             rows = qkv @ (_norm(x, s.eps) * gain)

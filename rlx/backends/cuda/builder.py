@@ -149,6 +149,10 @@ class BlockFunction(KernelFunction):
     def load_shared(self, address: Value, type_: Type, offset: int = 0, align: int = 0) -> Value:
         raise NotImplementedError
 
+    def load_shared_pointer(self, address: Value, offset: int = 0) -> Value:
+        """An address of global memory."""
+        raise NotImplementedError
+
     def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
         raise NotImplementedError
 

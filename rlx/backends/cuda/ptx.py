@@ -66,8 +66,9 @@ class GpuFunction(BlockFunction):
         """Arg `index` of the kernel. Pointers are marked as global: LLVM cannot know that of an
         address that comes from memory."""
         found = super().arg(args, index, type_)
-        if type_ is not ptr:
-            return found
+        return self._global(found) if type_ is ptr else found
+
+    def _global(self, found: Value) -> Value:
         there = self.instr(f"addrspacecast ptr {found.name} to ptr addrspace(1)", ptr)
         return self.instr(f"addrspacecast ptr addrspace(1) {there.name} to ptr", ptr)
 
@@ -160,6 +161,9 @@ class GpuFunction(BlockFunction):
         there = self._shared(address, offset)
         tail = f"align {align or self._align(type_)}"
         return self.instr(f"load {type_.name}, ptr addrspace(3) {there}, {tail}", type_)
+
+    def load_shared_pointer(self, address: Value, offset: int = 0) -> Value:
+        return self._global(self.load_shared(address, ptr, offset, align=8))
 
     def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
         there = self._shared(address, offset)

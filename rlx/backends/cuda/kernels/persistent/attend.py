@@ -56,8 +56,10 @@ class Attention:
         self.products, self.position, self.pieces = products, position, pieces
         self.f, self.shape, self.ring = products.f, products.shape, products.ring
         self.warp, self.lane = products.warp, products.lane
+        f = self.f
         row = (position * (self.shape.head_dim // 2) + self.lane * 2).to(i64)
-        self._cos, self._sin = (self.f.gep(table, row, 4) for table in (cos, sin))
+        pairs = [f.load(f.gep(table, row, 4), vec(2, f32), align=8) for table in (cos, sin)]
+        self._cos, self._sin = ([f.extract(p, i) for i in range(2)] for p in pairs)
 
     def emit(self, heads: Heads, exchange: Exchange, place: Place) -> Place:
         """Receive the query, hand over this block's part."""
@@ -110,12 +112,10 @@ class Attention:
 
     def _rotated(self, exchange: Exchange, first: Value, gain: Value) -> list[Value]:
         f, shape = self.f, self.shape
-        pair = vec(2, f32)
-        cos, sin = f.load(self._cos, pair, align=8), f.load(self._sin, pair, align=8)
         gains = []
         if shape.has_head_norms:
             at = f.gep(gain, (self.lane * 2).to(i64), 4)
-            gains = [f.load(at, pair, 256 * i, align=8) for i in range(2)]
+            gains = [f.load(at, vec(2, f32), 256 * i, align=8) for i in range(2)]
         four = self._words(exchange, first)
         if gains:
             square = four[0] * four[0]
@@ -125,7 +125,7 @@ class Attention:
             factor = f.rsqrt_fast(f.fma(whole, 1.0 / shape.head_dim, shape.head_eps))
             four = [v * factor * f.extract(gains[i // 2], i % 2) for i, v in enumerate(four)]
         low, high = four[:2], four[2:]
-        c, s = ([f.extract(t, i) for i in range(2)] for t in (cos, sin))
+        c, s = self._cos, self._sin
         return [
             *[low[i] * c[i] - high[i] * s[i] for i in range(2)],
             *[f.fma(high[i], c[i], low[i] * s[i]) for i in range(2)],

@@ -16,12 +16,16 @@ from __future__ import annotations
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.persistent.attend import Attention, Exchange, Heads
-from rlx.backends.cuda.kernels.persistent.product import AT_ONCE, Columns, Products
+from rlx.backends.cuda.kernels.persistent.product import MOST_REGISTERS, Columns, Products
 from rlx.backends.cuda.kernels.persistent.ring import Place, Ring
 from rlx.backends.cuda.kernels.persistent.shape import (
+    ARGS,
+    FIXED_ARGS,
+    HEAD_ROWS,
     HEAD_TILES,
+    LAYER_ARGS,
+    PIECE,
     THREADS,
-    TILE,
     WARPS,
     DenseShape,
     Part,
@@ -29,17 +33,16 @@ from rlx.backends.cuda.kernels.persistent.shape import (
 from rlx.llvm.builder import Value, f32, i32, i64, ptr
 from rlx.support.records import dataclass
 
-FIXED_ARGS = 9
-LAYER_ARGS = 11
 MARKS = 24  # clocks of a layer that a profile notes
+_MOST_ROUNDS = 6  # whose operands registers hold
 _PATIENCE = 1 << 32  # clocks, some seconds
 
 
 @dataclass(frozen=True)
 class PersistentDecode(BlockKernel):
     """args: x, logits, gain of the last norm, head, tables of cosines and sines, position, values
-    that are handed over, clocks; then of each layer the gain, q k v, gains of query and key heads,
-    cache of keys and of values, out, second gain, gate, up, down
+    that are handed over, clocks; then of each layer q k v, out, gate, up, down, both gains, those of
+    query and key heads, cache of keys and of values. Matrices are tensor maps.
 
     With `marks` a block notes its clock between the stages.
     """
@@ -66,18 +69,18 @@ class PersistentDecode(BlockKernel):
         _Emitter(f, self).emit()
 
 
-class _Layer:
-    """The args of a layer."""
+QKV, OUT, GATE, UP, DOWN, GAIN, SECOND_GAIN, QUERY_GAIN, KEY_GAIN, KEYS, VALUES = range(LAYER_ARGS)
+_MAPS = 5  # the first of them
 
-    def __init__(self, f: BlockFunction, args: Value, layer: Value) -> None:
-        self._f = f
-        self._args = f.gep(args, layer.to(i64), 8 * LAYER_ARGS)
+
+class _Layer:
+    """The args of a layer, from shared memory: a load from far away would hold up all behind it."""
+
+    def __init__(self, f: BlockFunction, args: int, layer: Value) -> None:
+        self._f, self._at = f, layer * (8 * LAYER_ARGS) + (args + 8 * FIXED_ARGS)
 
     def __getitem__(self, i: int) -> Value:
-        return self._f.arg(self._args, FIXED_ARGS + i, ptr)
-
-
-GAIN, QKV, QUERY_GAIN, KEY_GAIN, KEYS, VALUES, OUT, SECOND_GAIN, GATE, UP, DOWN = range(LAYER_ARGS)
+        return self._f.load_shared_pointer(self._at, 8 * i)
 
 
 class _Emitter:
@@ -97,72 +100,67 @@ class _Emitter:
         f.barrier()
         f.let_next_start()
         f.wait_for_previous()
+        count = FIXED_ARGS + LAYER_ARGS * self.shape.layers
+        self.table = self.shape.place(ARGS)
+        for i in f.range(self.thread, f.i32(count), f.i32(self.kernel.threads)):
+            f.store_shared(f.load(f.gep(self.args, i.to(i64), 8), i64), i * 8 + self.table)
+        f.barrier()
         self.position = f.arg(self.args, 6, i32)
-        self.pieces = (self.position + 31) >> 5  # of the cache, before the new position
+        self.pieces = (self.position + (PIECE - 1)) >> 5  # of the cache, before the new position
         f.if_((self.thread >> 5).eq(WARPS), self._copy, self._compute)
 
     # -- the warp that copies ---------------------------------------------------------------------
 
     def _copy(self) -> None:
         f, shape = self.f, self.shape
+        head = f.arg(self.args, 3, ptr)
+        f.acquire_map(head)
+        for i in f.range(f.lane32(), f.i32(_MAPS * shape.layers), f.i32(WARP)):
+            number = i.udiv(_MAPS)
+            at = number * (8 * LAYER_ARGS) + (i - number * _MAPS) * 8
+            f.acquire_map(f.load_shared_pointer(at, self.table + 8 * FIXED_ARGS))
+        f.warp_barrier()
         f.fence_copies()  # the cache was written by kernels before
+        for _ in f.when(f.lane32().eq(0)):
+            self._copy_all(head)
+
+    def _copy_all(self, head: Value) -> None:
+        """By one thread."""
+        f, shape = self.f, self.shape
 
         def layer(number: Value, slot: Value, parity: Value) -> list[Value]:
-            return list(self._copy_layer(_Layer(f, self.args, number), (slot, parity)))
+            return list(self._copy_layer(_Layer(f, self.table, number), (slot, parity)))
 
         start = list(self.ring.start())
         slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), start, layer)
-        head = f.arg(self.args, 3, ptr)
 
-        def tile(number: Value, slot: Value, parity: Value) -> list[Value]:
-            def row(i: Value) -> Value:
-                return f.gep(head, (number * TILE + i).to(i64), 2 * shape.hidden)
+        def rows(number: Value, slot: Value, parity: Value) -> list[Value]:
+            place = slot, parity
+            return list(self.ring.fill_part(shape.head, [head], number * HEAD_ROWS, 0, place))
 
-            return list(self.ring.fill_part(shape.head, row, (slot, parity)))
+        f.loop(self.block, f.i32(self._head_parts), f.i32(shape.blocks), [slot, parity], rows)
 
-        tiles, step = f.i32(shape.vocab // TILE), f.i32(shape.blocks)
-        f.loop(self.block, tiles, step, [slot, parity], tile)
+    @property
+    def _head_parts(self) -> int:
+        return -(-self.shape.vocab // HEAD_ROWS)
 
     def _copy_layer(self, layer: _Layer, place: Place) -> Place:
         f, shape, ring = self.f, self.shape, self.ring
-        place = ring.fill_part(shape.qkv, self._rows(layer[QKV], self.block, shape.qkv), place)
+        place = ring.fill_part(shape.qkv, [layer[QKV]], self.block * shape.qkv.rows, 0, place)
 
         def piece(number: Value, slot: Value, parity: Value) -> list[Value]:
-            at = (self.group * shape.context + number * 32).to(i64)
-            keys, values = (
-                f.gep(layer[i], at, 2 * shape.head_dim) for i in (KEYS, VALUES)
-            )
+            at = (self.group * shape.context + number * PIECE).to(i64)
+            keys, values = (f.gep(layer[i], at, 2 * shape.head_dim) for i in (KEYS, VALUES))
             return list(ring.fill_piece(keys, values, (slot, parity)))
 
-        slot, parity = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
-        out, width = layer[OUT], 2 * shape.heads * shape.head_dim
-
-        def out_row(i: Value) -> Value:
-            row = f.gep(out, (self.rank * shape.out.rows + i).to(i64), width)
-            return f.gep(row, self.group.to(i64), 2 * shape.group_columns)
-
-        place = ring.fill_part(shape.out, out_row, (slot, parity))
-        gate, up, half = layer[GATE], layer[UP], shape.gate_up.rows // 2
-
-        def gate_row(i: Value) -> Value:
-            is_gate = i < half
-            row = self.block * half + f.select(is_gate, i, i - half)
-            return f.gep(f.select(is_gate, gate, up), row.to(i64), 2 * shape.hidden)
-
-        place = ring.fill_part(shape.gate_up, gate_row, place)
-        down, splits = layer[DOWN], shape.splits
-
-        def down_row(i: Value) -> Value:
-            team = self.block.udiv(splits)
-            row = f.gep(down, (team * shape.down.rows + i).to(i64), 2 * shape.ffn)
-            part = (self.block - team * splits).to(i64)
-            return f.gep(row, part, 2 * shape.down.columns)
-
-        return ring.fill_part(shape.down, down_row, place)
-
-    def _rows(self, matrix: Value, block: Value, part: Part):  # type: ignore[no-untyped-def]
-        f = self.f
-        return lambda i: f.gep(matrix, (block * part.rows + i).to(i64), 2 * part.columns)
+        place = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
+        row, column = self.rank * shape.out.rows, self.group * shape.group_columns
+        place = ring.fill_part(shape.out, [layer[OUT]], row, column, place)
+        row = self.block * (shape.gate_up.rows // 2)
+        place = ring.fill_part(shape.gate_up, [layer[GATE], layer[UP]], row, 0, place)
+        team = self.block.udiv(shape.splits)
+        row, column = team * shape.down.rows, (self.block - team * shape.splits) * shape.down.columns
+        return ring.fill_part(shape.down, [layer[DOWN]], row, column, place)
 
     # -- the warps that multiply ------------------------------------------------------------------
 
@@ -176,7 +174,7 @@ class _Emitter:
         self.attention = Attention(self.products, cos, sin, self.position, self.pieces)
         x = f.arg(self.args, 0, ptr)
         start = [
-            f.load(f.gep(x, self.thread.to(i64), 4), f32, 4 * THREADS * i)
+            f.load(f.gep(x, self.products.column.to(i64), 4), f32, 4 * THREADS * i)
             for i in range(shape.own)
         ]
 
@@ -193,9 +191,9 @@ class _Emitter:
 
     def _received(self, x: list[Value], at: int, parts: int, tag: Value) -> list[Value]:
         """x and what has been added to it, in parts."""
-        f, hidden = self.f, self.shape.hidden
+        f, hidden, column = self.f, self.shape.hidden, self.products.column
         places = [
-            (f.gep(self.base, (self.thread + (at + hidden * p + THREADS * i)).to(i64), 4), 1)
+            (f.gep(self.base, (column + (at + hidden * p + THREADS * i)).to(i64), 4), 1)
             for i in range(len(x))
             for p in range(parts)
         ]
@@ -211,12 +209,12 @@ class _Emitter:
 
     def _gains(self, gain: Value) -> list[Value]:
         f = self.f
-        at = f.gep(gain, self.thread.to(i64), 4)
+        at = f.gep(gain, self.products.column.to(i64), 4)
         return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
 
     def _layer(self, number: Value, tag: Value, place: Place, x: list[Value]) -> list[Value]:
         f, shape, products = self.f, self.shape, self.products
-        layer = _Layer(f, self.args, number)
+        layer = _Layer(f, self.table, number)
         self._note(number)
         exchange = Exchange(self.base, tag, self.group, self.rank)
         first, second = self._gains(layer[GAIN]), self._gains(layer[SECOND_GAIN])
@@ -261,15 +259,15 @@ class _Emitter:
 
         def gated() -> Columns:
             part = self.block - self.block.udiv(shape.splits) * shape.splits
-            at = self.thread + part * shape.down.columns + shape.at_gated
+            at = products.column + part * shape.down.columns + shape.at_gated
             places = [
                 (f.gep(self.base, (at + THREADS * i).to(i64), 4), 1)
-                for i in range(shape.down.slabs)
+                for i in range(shape.down.columns // THREADS)
             ]
             values = f.receive(places, tag)
             self._note(number)
             products.put(values)
-            return products.columns(shape.down.slabs) if self._at_once(shape.down) else []
+            return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
 
         place = self._product(shape.down, place, 1, gated, number)
         self._send_down(tag)
@@ -282,25 +280,25 @@ class _Emitter:
         return [f.gep(layer[i], self.group.to(i64), step) for i in (KEYS, VALUES)]
 
     def _at_once(self, part: Part) -> bool:
-        return part.slots <= AT_ONCE
+        return part.registers <= MOST_REGISTERS
 
     def _normed(self, x: list[Value], gains: list[Value], part: Part, buffer: int) -> Columns:
         """The norm of x as operands, but for the factor that all columns have in common."""
         products = self.products
         products.put([v * g for v, g in zip(x, gains, strict=True)])
         products.put_squares(x, buffer)
-        return products.columns(part.slabs) if part.slabs <= AT_ONCE else []
+        return products.columns(part.rounds) if part.rounds <= _MOST_ROUNDS else []
 
     def _product(self, part: Part, place: Place, buffer: int, columns, number: Value) -> Place:  # type: ignore[no-untyped-def]
         """Multiply, and store the sums of warps; weights are fetched before values are awaited."""
         f, products = self.f, self.products
         if self._at_once(part):
-            tiles, place = products.fetch(part, place, part.slots)
+            tiles, place = products.fetch(part, place)
             self._note(number)
-            products.finish(part, tiles, columns(), buffer)
+            products.finish(tiles, columns(), buffer)
         else:
             self._note(number)
-            place = products.stream(part, place, buffer, columns() or None)
+            place = products.stream(part, place, buffer, columns())
         self._note(number)
         f.barrier(THREADS)
         return place
@@ -308,10 +306,10 @@ class _Emitter:
     # -- what is handed over ----------------------------------------------------------------------
 
     def _hand_over_rows(
-        self, part: Part, buffer: int, row: Value, at: int, tag: Value, scaled: bool, warps: int = WARPS
+        self, part: Part, buffer: int, row: Value, at: int, tag: Value, scaled: bool
     ) -> None:
         f = self.f
-        value = self.products.total(self.thread, buffer, warps)
+        value = self.products.total(self.thread, buffer)
         if scaled:
             value = value * self.products.norm(buffer)
         f.hand_over(value, f.gep(self.base, (row + self.thread + at).to(i64), 4), tag)
@@ -320,15 +318,16 @@ class _Emitter:
         shape = self.shape
         row = self.group * shape.hidden + self.rank * shape.out.rows
         for _ in self.f.when(self.thread < shape.out.rows):
-            warps = WARPS // shape.out.teams
-            self._hand_over_rows(shape.out, 1, row, shape.at_out, tag, False, warps)
+            self._hand_over_rows(shape.out, 1, row, shape.at_out, tag, False)
 
     def _send_gated(self, tag: Value) -> None:
         f, shape = self.f, self.shape
         half = shape.gate_up.rows // 2
         for _ in f.when(self.thread < half):
             factor = self.products.norm(0)
-            gate, up = (self.products.total(self.thread + half * i, 0) * factor for i in range(2))
+            each = shape.gate_up.box_rows  # rows of the gate, then as many of up
+            row = self.thread + self.thread.udiv(each) * each if each < half else self.thread
+            gate, up = (self.products.total(row + each * i, 0) * factor for i in range(2))
             value = f.activate("silu", gate) * up
             at = (self.block * half + self.thread + shape.at_gated).to(i64)
             f.hand_over(value, f.gep(self.base, at, 4), tag)
@@ -349,26 +348,26 @@ class _Emitter:
         columns = self._normed(x, self._gains(f.arg(self.args, 2, ptr)), shape.head, 0)
         f.barrier(THREADS)
         factor = products.norm(0)
-        tiles, blocks = shape.vocab // TILE, shape.blocks
+        parts, blocks = self._head_parts, shape.blocks
 
         def some(first: Value, slot: Value, parity: Value, buffer: Value) -> list[Value]:
             for i in range(HEAD_TILES):
-                number = first + i * blocks
 
                 def one(slot: Value = slot, parity: Value = parity, i: int = i) -> list[Value]:
                     at = buffer * HEAD_TILES + i
-                    return list(products.tile_of_head((slot, parity), at, columns))
+                    return list(products.stream_rows(shape.head, (slot, parity), at, columns))
 
-                slot, parity = f.if_(number < tiles, one, lambda s=slot, p=parity: [s, p])
+                there = first + i * blocks < parts
+                slot, parity = f.if_(there, one, lambda s=slot, p=parity: [s, p])
             f.barrier(THREADS)
-            row = (first + (self.thread >> 4) * blocks) * TILE + (self.thread & 15)
-            for _ in f.when((self.thread < HEAD_TILES * TILE) & (row < shape.vocab)):
-                value = products.total(self.thread + buffer * (HEAD_TILES * TILE), 0) * factor
-                f.store(value, f.gep(logits, row.to(i64), 4))
+            row = (first + (self.thread >> 5) * blocks) * HEAD_ROWS + (self.thread & 31)
+            for _ in f.when((self.thread < HEAD_TILES * HEAD_ROWS) & (row < shape.vocab)):
+                at = self.thread + buffer * (HEAD_TILES * HEAD_ROWS)
+                f.store(products.total(at, 0) * factor, f.gep(logits, row.to(i64), 4))
             return [slot, parity, f.i32(1) - buffer]
 
         begin = [*place, f.i32(0)]
-        f.loop(self.block, f.i32(tiles), f.i32(HEAD_TILES * blocks), begin, some)
+        f.loop(self.block, f.i32(parts), f.i32(HEAD_TILES * blocks), begin, some)
 
     def _note(self, layer: Value) -> None:
         """Note the clock of the block's first thread."""

@@ -1,6 +1,6 @@
 """Products of weights in the ring with a vector, by tensor cores.
 
-A warp has 32 columns of each slot. Its numbers are split into three 16-bit ones, whose sum they
+A warp has 16 of each 256 columns. Its numbers are split into three 16-bit ones, whose sum they
 are; these stand in three of the eight columns that are multiplied at a time. So the product is that
 of f32 numbers. The warps' sums are added up through shared memory.
 """
@@ -14,6 +14,8 @@ from rlx.backends.cuda.kernels.persistent.ring import Place, Ring
 from rlx.backends.cuda.kernels.persistent.shape import (
     OUT_PLANES,
     PLANES,
+    PLANES_OF_ROUND,
+    SLOT,
     SQUARES,
     SUM_STRIDE,
     SUMS,
@@ -25,13 +27,11 @@ from rlx.backends.cuda.kernels.persistent.shape import (
 from rlx.llvm.builder import Value, bf16, f32, i32, vec
 
 _PLANES = 3
-_PLANE = 64  # bytes of 32 numbers
-_SLAB = _PLANES * _PLANE
-_STEPS = 2  # products of 16 columns in 32
-AT_ONCE = 6  # slots that are held in registers while values are awaited
+_PLANE = 32  # bytes of 16 numbers
+MOST_REGISTERS = 48  # in which weights are held while values are awaited
 
-Columns = list[list[list[Value]]]  # of each slab and step, two operands of a product
-Tiles = list[list[list[Value]]]  # of each slot and step, four operands of a product
+Columns = list[list[Value]]  # of each round, two operands of a product
+Tiles = list[list[list[Value]]]  # of each tile and round, four operands of a product
 
 
 class Products:
@@ -45,21 +45,25 @@ class Products:
         plane = f.min(row, _PLANES - 1)
         self._read = plane * _PLANE + self._fourth * 4
         self._row = row
-        self._tile_row = (self.lane & 7) + ((self.lane >> 3) & 1) * 8
-        self._tile_column = (self.lane >> 4) * 16
+        # Where the lane's row of four 8 × 8 matrices is in a tile of 16 rows of 64 columns.
+        eighth = self.lane & 7
+        piece = ((self.warp & 3) * 2 + (self.lane >> 4)) ^ eighth
+        self._in_tile = (eighth + ((self.lane >> 3) & 1) * 8) * 128 + piece * 16
+        self.column = (self.lane >> 4) * 256 + self.warp * 16 + (self.lane & 15)
 
     # -- the vector -------------------------------------------------------------------------------
 
     def put(self, values: Sequence[Value]) -> None:
-        """Split the thread's numbers, one of each slab, for its own warp."""
+        """Split the thread's numbers, those of columns `column` + 512 i, for its own warp."""
         f = self.f
-        at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES) + self.lane * 2
+        at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
+        at = at + (self.lane >> 4) * PLANES_OF_ROUND + (self.lane & 15) * 2
         self._split(values, at)
         f.warp_barrier()
 
     def put_out(self, value: Value, column: Value) -> None:
         """Split one number of the result of attention, for all warps."""
-        at = (column >> 5) * _SLAB + self.shape.place(OUT_PLANES) + (column & 31) * 2
+        at = (column >> 4) * PLANES_OF_ROUND + self.shape.place(OUT_PLANES) + (column & 15) * 2
         self._split([value], at)
 
     def _split(self, values: Sequence[Value], at: Value) -> None:
@@ -73,112 +77,83 @@ class Products:
                 pair = [a - b for a, b in zip(pair, rounded, strict=True)]
                 for i in range(min(2, len(values) - first)):
                     half = (packed >> 16 * i if i else packed).to(bf16.as_int)
-                    f.store_shared(half, at, (first + i) * _SLAB + plane * _PLANE)
+                    offset = 2 * PLANES_OF_ROUND * (first + i) + plane * _PLANE
+                    f.store_shared(half, at, offset)
 
-    def columns(self, slabs: int) -> Columns:
+    def columns(self, rounds: int) -> Columns:
         """The warp's columns as operands."""
-        at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
-        return [self._operands(at, i * _SLAB) for i in range(slabs)]
+        return [self.operands(self.f.i32(i)) for i in range(rounds)]
 
-    def column(self, slab: Value) -> list[list[Value]]:
+    def operands(self, number: Value) -> list[Value]:
+        """Those of one round."""
         at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
-        return self._operands(at + slab * _SLAB, 0)
+        return self._operands(at + number * PLANES_OF_ROUND)
 
     def out_columns(self, part: Part) -> Columns:
-        """The same of the result of attention; teams of warps have the same columns."""
-        warps = WARPS // part.teams
-        at = (self.warp & warps - 1) * _SLAB + self.shape.place(OUT_PLANES)
-        return [self._operands(at, i * warps * _SLAB) for i in range(part.slabs)]
+        """The same of the result of attention."""
+        at = self.warp * PLANES_OF_ROUND + self.shape.place(OUT_PLANES)
+        return [self._operands(at + i * (WARPS * PLANES_OF_ROUND)) for i in range(part.rounds)]
 
-    def _operands(self, at: Value, offset: int) -> list[list[Value]]:
+    def _operands(self, at: Value) -> list[Value]:
         f = self.f
-        return [
-            [
-                f.select(
-                    self._has_plane,
-                    f.load_shared(at + self._read, i32, offset + 32 * step + 16 * half),
-                    f.i32(0),
-                )
-                for half in range(2)
-            ]
-            for step in range(_STEPS)
-        ]
+        words = [f.load_shared(at + self._read, i32, 16 * half) for half in range(2)]
+        return [f.select(self._has_plane, w, f.i32(0)) for w in words]
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def fetch(self, part: Part, place: Place, count: int) -> tuple[Tiles, Place]:
-        """The warp's weights of the next slots, into registers."""
+    def fetch(self, part: Part, place: Place) -> tuple[Tiles, Place]:
+        """All of the warp's weights of a part, into registers."""
         places = [place]
-        for _ in range(count):
+        for _ in range(part.slots):
             places.append(self.ring.next(places[-1]))
-        tiles = [self._load(part, self.ring.wait(p)) for p in places[:-1]]
+        starts = [self.ring.wait(p) for p in places[:-1]]
+        found: Tiles = []
+        for above in range(part.down):
+            mine = starts[above * part.across : (above + 1) * part.across]
+            rounds = [self._load(part, mine, i) for i in range(part.rounds)]
+            found += [[r[tile] for r in rounds] for tile in range(part.tiles)]
         self.ring.free(*places[:-1])
-        return tiles, places[-1]
+        return found, places[-1]
 
-    def _load(self, part: Part, start: Value) -> list[list[Value]]:
-        f = self.f
-        warps = WARPS // part.teams
-        team = self.warp.udiv(warps)
-        row = team * TILE + self._tile_row if part.teams > 1 else self._tile_row
-        column = (self.warp & warps - 1) * 64 + self._tile_column
-        at = start + row * part.stride + column
-        return [f.load_matrices(at + 32 * step, 4) for step in range(_STEPS)]
-
-    def multiply(
-        self, tile: list[list[Value]], columns: list[list[Value]], sums: Sequence[Value]
-    ) -> list[Value]:
-        found = list(sums)
-        for weights, operands in zip(tile, columns, strict=True):
-            found = self.f.multiply(weights, operands, found, bf16)
-        return found
+    def _load(self, part: Part, starts: Sequence[Value], number: int) -> list[list[Value]]:
+        """The weights of a round, of each tile; `starts` are the slots of these rows."""
+        f, boxes = self.f, part.boxes
+        if boxes == 2:
+            first, second = starts[2 * number : 2 * number + 2]
+            start = f.select(self.warp < WARPS // 2, first, second)
+            box = (self.warp >> 2) & 1
+        else:
+            per = boxes // 4  # rounds of a slot
+            start, box = starts[number // per], (self.warp >> 2) + number % per * 4
+        at = start + box * part.box_bytes + self._in_tile
+        return [f.load_matrices(at + tile * (TILE * 128), 4) for tile in range(part.tiles)]
 
     def zeros(self) -> list[Value]:
         return [self.f.const(0.0, f32)] * 4
 
     # -- sums -------------------------------------------------------------------------------------
 
-    def tile_of_head(self, place: Place, number: Value, columns: Columns) -> Place:
-        """Multiply a tile of the head, whose sums are the `number`-th of the buffers."""
-        part = self.shape.head
-        sums = self.zeros()
-        for slab in range(part.slabs):
-            tile = self._load(part, self.ring.wait(place))
-            self.ring.free(place)
-            place = self.ring.next(place)
-            sums = self.multiply(tile, columns[slab], sums)
-        self.park(part, number, sums, 0)
-        return place
-
-    def park(self, part: Part, tile: int | Value, sums: Sequence[Value], buffer: int) -> None:
-        """Store the warp's sums of 16 rows of the `tile`-th slot from above."""
+    def park(self, tile: int | Value, sums: Sequence[Value], buffer: int) -> None:
+        """Store the warp's sums of the 16 rows of a tile."""
         f = self.f
-        at = self._sums_at(buffer) + self._row * SUM_STRIDE
-        warps = WARPS // part.teams
-        if part.teams > 1:
-            at = at + self.warp.udiv(warps) * (TILE * SUM_STRIDE)
-        at = at + (self.warp & warps - 1) * 4
-        offset = 0
-        if isinstance(tile, int):
-            offset = tile * part.height * SUM_STRIDE
-        else:
-            at = at + tile * (part.height * SUM_STRIDE)
+        at = self._row * SUM_STRIDE + self.warp * 4 + self._sums_at(buffer)
+        at = at + tile * (TILE * SUM_STRIDE)
         halves = [sums[0] + sums[1], sums[2] + sums[3]]
         totals = [v + f.exchange(v, 1) for v in halves]
         for _ in f.when(self._fourth.eq(0)):
-            f.store_shared(totals[0], at, offset)
-            f.store_shared(totals[1], at, offset + 8 * SUM_STRIDE)
+            f.store_shared(totals[0], at)
+            f.store_shared(totals[1], at, 8 * SUM_STRIDE)
 
     def _sums_at(self, buffer: int) -> int:
         return self.shape.place(SUMS) + buffer * self.shape.sums_bytes
 
-    def total(self, row: Value, buffer: int, warps: int = WARPS) -> Value:
+    def total(self, row: Value, buffer: int) -> Value:
         """The sum of all warps of a row."""
-        at = row * SUM_STRIDE + self._sums_at(buffer)
-        return self._add_up(at, warps)
+        return self._add_up(row * SUM_STRIDE + self._sums_at(buffer))
 
-    def _add_up(self, at: Value, warps: int) -> Value:
+    def _add_up(self, at: Value) -> Value:
         f = self.f
-        fours = [f.load_shared(at, vec(4, f32), 16 * i, align=16) for i in range(warps // 4)]
+        fours = [f.load_shared(at, vec(4, f32), 16 * i, align=16) for i in range(WARPS // 4)]
         pairs = [
             (f.extract(v, 0) + f.extract(v, 1)) + (f.extract(v, 2) + f.extract(v, 3)) for v in fours
         ]
@@ -200,53 +175,75 @@ class Products:
     def norm(self, buffer: int) -> Value:
         """1 / √(mean of squares + eps)"""
         f = self.f
-        whole = self._add_up(f.i32(self.shape.place(SQUARES) + 4 * WARPS * buffer), WARPS)
+        whole = self._add_up(f.i32(self.shape.place(SQUARES) + 4 * WARPS * buffer))
         return f.rsqrt_fast(f.fma(whole, 1.0 / self.shape.hidden, self.shape.eps))
 
     # -- whole products ---------------------------------------------------------------------------
 
-    def finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
+    def finish(self, tiles: Tiles, columns: Columns, buffer: int) -> None:
         """Multiply what was fetched, and store the sums."""
-        for row in range(part.tiles):
-            mine = tiles[row * part.slabs : (row + 1) * part.slabs]
-            made = [
-                self.multiply(t, c, self.zeros()) for t, c in zip(mine, columns, strict=True)
-            ]
-            while len(made) > 1:
-                rest = made[2 * (len(made) // 2) :]
-                made = [
-                    [x + y for x, y in zip(a, b, strict=True)]
-                    for a, b in zip(made[::2], made[1::2], strict=False)
-                ] + rest
-            self.park(part, row, made[0], buffer)
+        f = self.f
+        for number, rounds in enumerate(tiles):
+            chains = []
+            for first in range(0, len(rounds), 2):  # short ones, beside each other
+                sums = self.zeros()
+                for weights, operands in zip(
+                    rounds[first : first + 2], columns[first : first + 2], strict=True
+                ):
+                    sums = f.multiply(weights, operands, sums, bf16)
+                chains.append(sums)
+            total = chains[0]
+            for chain in chains[1:]:
+                total = [a + b for a, b in zip(total, chain, strict=True)]
+            self.park(number, total, buffer)
 
-    def stream(
-        self, part: Part, place: Place, buffer: int, columns: Columns | None = None
-    ) -> Place:
-        """Multiply slot by slot as they come."""
+    def stream(self, part: Part, place: Place, buffer: int, columns: Columns) -> Place:
+        """Multiply slot by slot as they come; `columns` are the operands if registers hold them."""
         f = self.f
 
-        def slab(i: Value, slot: Value, parity: Value, *sums: Value) -> list[Value]:
-            tile = self._load(part, self.ring.wait((slot, parity)))
-            self.ring.free((slot, parity))
-            return [*self.ring.next((slot, parity)), *self.multiply(tile, self.column(i), sums)]
+        def row(above: Value, slot: Value, parity: Value) -> list[Value]:
+            sums, place = self._stream_row(part, (slot, parity), columns)
+            for tile in range(part.tiles):
+                self.park(above * part.tiles + tile, sums[4 * tile : 4 * tile + 4], buffer)
+            return list(place)
 
-        def row(tile: Value, slot: Value, parity: Value) -> list[Value]:
-            sums = self.zeros()
-            if columns is None:
-                slot, parity, *sums = f.loop(
-                    f.i32(0), f.i32(part.slabs), f.i32(1), [slot, parity, *sums], slab
-                )
-            else:
-                for known in columns:
-                    found = self._load(part, self.ring.wait((slot, parity)))
-                    self.ring.free((slot, parity))
-                    slot, parity = self.ring.next((slot, parity))
-                    sums = self.multiply(found, known, sums)
-            self.park(part, tile, sums, buffer)
-            return [slot, parity]
-
-        slot, parity = f.loop(f.i32(0), f.i32(part.tiles), f.i32(1), list(place), row)
+        slot, parity = f.loop(f.i32(0), f.i32(part.down), f.i32(1), list(place), row)
         return slot, parity
 
+    def stream_rows(self, part: Part, place: Place, number: Value, columns: Columns) -> Place:
+        """The same of one row of slots, the `number`-th of the buffers of sums."""
+        sums, place = self._stream_row(part, place, columns)
+        for tile in range(part.tiles):
+            self.park(number * part.tiles + tile, sums[4 * tile : 4 * tile + 4], 0)
+        return place
 
+    def _stream_row(
+        self, part: Part, place: Place, columns: Columns
+    ) -> tuple[list[Value], Place]:
+        f = self.f
+        per, slots = max(1, part.boxes // 4), max(1, 4 // part.boxes)  # rounds, or slots of one
+
+        def some(number: Value | int, slot: Value, parity: Value, *sums: Value) -> list[Value]:
+            places = [(slot, parity)]
+            for _ in range(slots):
+                places.append(self.ring.next(places[-1]))
+            starts = [self.ring.wait(p) for p in places[:-1]]
+            loaded = [self._load(part, starts, i) for i in range(per)]
+            self.ring.free(*places[:-1])
+            made = list(sums)
+            for i, tiles in enumerate(loaded):
+                at = number * per + i
+                operands = columns[at] if isinstance(at, int) else self.operands(at)
+                for tile, weights in enumerate(tiles):
+                    old = made[4 * tile : 4 * tile + 4]
+                    made[4 * tile : 4 * tile + 4] = f.multiply(weights, operands, old, bf16)
+            return [*places[-1], *made]
+
+        state = [*place, *self.zeros() * part.tiles]
+        count = part.rounds // per
+        if columns:
+            for i in range(count):
+                state = some(i, *state)
+        else:
+            state = f.loop(f.i32(0), f.i32(count), f.i32(1), state, some)
+        return state[2:], (state[0], state[1])

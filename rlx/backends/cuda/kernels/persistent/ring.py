@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.persistent.shape import (
     BARRIERS,
     PIECE,
+    SLOT,
     WARPS,
     DenseShape,
     Part,
 )
-from rlx.llvm.builder import Value, i32, i64
+from rlx.llvm.builder import Value, i32
 
 Place = tuple[Value, Value]  # a slot, and the parity of its phase
 
@@ -22,7 +23,7 @@ class Ring:
         """At most `ahead` slots are being filled at a time: more copies than that fill the queues
         which the values that blocks hand over pass through."""
         self.f, self.shape, self.ahead = f, shape, min(ahead, shape.slots)
-        self.slots, self.bytes = shape.slots, shape.slot_bytes
+        self.slots = shape.slots
         self._full = shape.place(BARRIERS)
         self._empty = self._full + 8 * self.slots
 
@@ -42,10 +43,10 @@ class Ring:
         is_last = slot.eq(self.slots - 1)
         return f.select(is_last, f.i32(0), slot + 1), parity ^ is_last.to(i32, signed=False)
 
-    # -- the warp that copies ---------------------------------------------------------------------
+    # -- the thread that copies -------------------------------------------------------------------
 
     def fill(self, place: Place, count: int, copy: Callable[[Value, Value], None]) -> Place:
-        """Fill a slot with `count` bytes by `copy(start of the slot, mbarrier)`, for each lane."""
+        """Fill a slot with `count` bytes by `copy(start of the slot, mbarrier)`."""
         f, (slot, parity) = self.f, place
         if self.ahead < self.slots:
             wraps = slot < self.ahead
@@ -53,42 +54,40 @@ class Ring:
             f.watch_phase(back * 8 + self._full, parity ^ wraps.to(i32, signed=False))
         f.wait_phase(slot * 8 + self._empty, parity ^ 1)
         full = slot * 8 + self._full
-        for _ in f.when(f.lane32().eq(0)):
-            f.expect_bytes(full, count)
-        copy(slot * self.bytes, full)
+        f.expect_bytes(full, count)
+        copy(slot * SLOT, full)
         return self.next(place)
 
     def fill_part(
-        self, part: Part, row: Callable[[Value], Value], place: Place, tiles: int | None = None
+        self, part: Part, maps: Sequence[Value], row: Value, column: Value | int, place: Place
     ) -> Place:
-        """Fill the slots of a part of a matrix; `row` gives the address of a row's first column."""
-        f, lane = self.f, self.f.lane32()
-        width = 2 * part.width
+        """Fill the slots of a part of a matrix, or of two, that begins at this row and column."""
+        f = self.f
 
         def fill(i: Value, slot: Value, parity: Value) -> list[Value]:
-            tile = i.udiv(part.slabs)
-            slab = i - tile * part.slabs
-            source = f.gep(row(tile * part.height + lane), (slab * width).to(i64))
+            above = i.udiv(part.across)
+            first = (i - above * part.across) * (64 * part.boxes) + column
+            top = above * part.box_rows + row
 
             def copy(start: Value, full: Value) -> None:
-                for _ in f.when(lane < part.height):
-                    f.copy_bytes(start + lane * part.stride, source, width, full)
+                for box in range(part.boxes):
+                    for half, source in enumerate(maps):
+                        offset = box * part.box_bytes + half * (part.box_bytes // part.halves)
+                        f.copy_tile(start + offset, source, first + 64 * box, top, full)
 
-            return list(self.fill((slot, parity), part.height * width, copy))
+            count = part.boxes * part.box_bytes
+            return list(self.fill((slot, parity), count, copy))
 
-        count = (part.tiles if tiles is None else tiles) * part.slabs
-        slot, parity = f.loop(f.i32(0), f.i32(count), f.i32(1), list(place), fill)
+        slot, parity = f.loop(f.i32(0), f.i32(part.slots), f.i32(1), list(place), fill)
         return slot, parity
 
     def fill_piece(self, keys: Value, values: Value, place: Place) -> Place:
         """Fill a slot with keys and values of some positions."""
-        f, lane = self.f, self.f.lane32()
-        count = 2 * PIECE * self.shape.head_dim
+        f, count = self.f, 2 * PIECE * self.shape.head_dim
 
         def copy(start: Value, full: Value) -> None:
-            for _ in f.when(lane < 2):
-                source = f.select(lane.eq(0), keys, values)
-                f.copy_bytes(start + lane * count, source, count, full)
+            f.copy_bytes(start, keys, count, full)
+            f.copy_bytes(start + count, values, count, full)
 
         return self.fill(place, 2 * count, copy)
 
@@ -97,7 +96,7 @@ class Ring:
     def wait(self, place: Place) -> Value:
         """Wait until a slot is full; where it begins."""
         self.f.wait_phase(place[0] * 8 + self._full, place[1])
-        return place[0] * self.bytes
+        return place[0] * SLOT
 
     def free(self, *places: Place) -> None:
         """This warp has read the slots."""

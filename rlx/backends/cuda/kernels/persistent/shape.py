@@ -11,59 +11,81 @@ WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
 TILE = 16  # rows that a tensor core multiplies at a time
 PIECE = 32  # positions of the KV cache that are copied and read together
-_PAYLOAD = 8192  # weights of a slot
-_PAD = 16  # bytes behind a row in shared memory: eight rows lie in different banks
+SLOT = 16_384  # bytes of a slot of the ring
+ROUND = 16 * WARPS  # columns of which each warp has 16
+_BOX_ROW = 128  # bytes
 _MOST_SHARED = 232_448  # bytes that a block may have
 _FEWEST_SLOTS = 6
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a block has of a matrix, in slots of the ring: of each, `height` rows of `width`
-    columns."""
+    """What a block has of a matrix, in slots of the ring.
+
+    A slot has `boxes` boxes of 64 columns and `height` rows each, as the copy engine writes them: in
+    rows of 128 bytes, permuted. With `halves` the upper and the lower half of the rows come from two
+    matrices.
+    """
 
     rows: int
     columns: int
-
-    @property
-    def width(self) -> int:
-        return min(self.columns, _PAYLOAD // TILE)
+    halves: int = 1
 
     @property
     def height(self) -> int:
-        return _PAYLOAD // self.width
+        return next((h for h in (64, 48, 32, 16) if self.rows % h == 0), 0)
 
     @property
-    def slabs(self) -> int:
+    def boxes(self) -> int:
+        most = SLOT // max(self.height, 1) // _BOX_ROW
+        return next((n for n in (8, 4, 2) if n <= most and self.columns % (64 * n) == 0), 0)
+
+    @property
+    def box_bytes(self) -> int:
+        return self.height * _BOX_ROW
+
+    @property
+    def box_rows(self) -> int:
+        """Rows that are copied at a time."""
+        return self.height // self.halves
+
+    @property
+    def across(self) -> int:
         """Slots side by side."""
-        return self.columns // self.width
+        return self.columns // (64 * self.boxes)
 
     @property
-    def tiles(self) -> int:
+    def down(self) -> int:
         """Slots above each other."""
         return self.rows // self.height
 
     @property
     def slots(self) -> int:
-        return self.tiles * self.slabs
+        return self.across * self.down
 
     @property
-    def stride(self) -> int:
-        """Bytes from row to row in a slot."""
-        return 2 * self.width + _PAD
-
-    @property
-    def teams(self) -> int:
-        """Groups of warps, each of which has 16 rows of a slot."""
+    def tiles(self) -> int:
+        """Tiles of 16 rows in a slot."""
         return self.height // TILE
+
+    @property
+    def rounds(self) -> int:
+        """How often each warp has 16 columns of a row."""
+        return self.columns // ROUND
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, to hold all weights."""
+        return self.rows // TILE * self.rounds * 4
 
     @property
     def fits(self) -> bool:
         return (
-            self.columns % self.width == 0
-            and self.width in (256, 512)
-            and self.rows > 0
-            and self.rows % self.height == 0
+            self.rows > 0
+            and self.columns % ROUND == 0
+            and self.height > 0
+            and self.box_rows % 8 == 0
+            and self.boxes > 0
         )
 
 
@@ -120,7 +142,7 @@ class DenseShape:
 
     @cached_property
     def gate_up(self) -> Part:
-        return Part(2 * self.ffn // self.blocks, self.hidden)
+        return Part(2 * self.ffn // self.blocks, self.hidden, 2)
 
     @cached_property
     def splits(self) -> int:
@@ -136,7 +158,7 @@ class DenseShape:
 
     @cached_property
     def head(self) -> Part:
-        return Part(TILE, self.hidden)
+        return Part(HEAD_ROWS, self.hidden)
 
     @property
     def own(self) -> int:
@@ -177,25 +199,20 @@ class DenseShape:
 
     # -- shared memory, in bytes ------------------------------------------------------------------
 
-    @property
-    def slot_bytes(self) -> int:
-        parts = (self.qkv, self.out, self.gate_up, self.down)
-        return max(p.height * p.stride for p in parts)
-
     @cached_property
     def slots(self) -> int:
-        return min(12, (_MOST_SHARED - self._behind) // self.slot_bytes)
+        return min(12, (_MOST_SHARED - self._behind) // SLOT)
 
     @property
     def planes_bytes(self) -> int:
         """Of a warp: its columns of what is multiplied, as three 16-bit numbers each."""
-        return 192 * max(self.qkv.slabs, self.gate_up.slabs, self.down.slabs, self.head.slabs)
+        return PLANES_OF_ROUND * max(self.qkv.rounds, self.down.rounds)
 
     @property
     def sums_bytes(self) -> int:
         """Sums of each warp for each row; there are two buffers of them."""
         most = max(self.qkv.rows, self.out.rows, self.gate_up.rows, self.down.rows)
-        return SUM_STRIDE * max(most, HEAD_TILES * TILE)  # the head has half of its own in each
+        return SUM_STRIDE * max(most, HEAD_TILES * HEAD_ROWS)
 
     @property
     def _sizes(self) -> tuple[int, ...]:
@@ -205,11 +222,12 @@ class DenseShape:
             WARPS * self.planes_bytes,
             2 * self.sums_bytes,
             2 * 4 * WARPS,  # sums of squares
-            192 * (self.group_columns // 32),  # planes of the result of attention
+            PLANES_OF_ROUND * (self.group_columns // 16),  # planes of the result of attention
             4 * self.group_columns,  # queries
             8 * self.head_dim,  # the new key and value
             2 * 4 * WARPS * group,  # largest scores and sums of weights
             4 * WARPS * self.group_columns,  # sums of values
+            8 * (FIXED_ARGS + LAYER_ARGS * self.layers),  # args
         )
 
     @property
@@ -219,16 +237,17 @@ class DenseShape:
     def place(self, i: int) -> int:
         """Where the i-th of `_sizes` begins; the ring is in front."""
         before = sum((size + 15) // 16 * 16 for size in self._sizes[:i])
-        return self.slots * self.slot_bytes + before
+        return self.slots * SLOT + before
 
     @property
     def shared(self) -> int:
-        return self.slots * self.slot_bytes + self._behind
+        return self.slots * SLOT + self._behind
 
     def unsuited(self) -> str:
         """Why there is no kernel for this shape; empty where there is one."""
-        if self.hidden % THREADS:
-            return f"the hidden size {self.hidden} is no multiple of {THREADS}"
+        for name, number in (("hidden size", self.hidden), ("FFN's share", self.down.columns)):
+            if number % THREADS:
+                return f"the {name} {number} is no multiple of {THREADS}"
         if self.head_dim != 128:
             return f"heads have {self.head_dim} numbers, not 128"
         if self.group not in (1, 2, 4) or self.group_columns % 256:
@@ -237,8 +256,6 @@ class DenseShape:
             return f"{self.ranks} blocks a key head are no power of two"
         if self.context % PIECE:
             return f"a context of {self.context} is no multiple of {PIECE}"
-        if self.vocab % TILE:
-            return f"a vocabulary of {self.vocab} is no multiple of {TILE}"
         if self.ffn % (self.blocks * self.splits) or self.qkv_rows % self.blocks:
             return f"rows do not divide among {self.blocks} blocks"
         for name in ("qkv", "out", "gate_up", "down"):
@@ -251,5 +268,9 @@ class DenseShape:
 
 
 SUM_STRIDE = 4 * WARPS + 16  # bytes from row to row of the sums of warps
-HEAD_TILES = 4  # tiles of the head between two barriers
-BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, VALUES = range(9)
+HEAD_ROWS = 32  # of the head in a slot
+HEAD_TILES = 2  # times so many between two barriers
+PLANES_OF_ROUND = 96  # bytes of 16 numbers
+FIXED_ARGS = 9
+LAYER_ARGS = 11
+BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, VALUES, ARGS = range(10)
