@@ -36,6 +36,11 @@ SETTINGS = (
         "RLX_CACHE_WEIGHTS", "2048", "most MiB of prepacked weights of one model there; 0: none"
     ),
     Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
+    Setting(
+        "RLX_PERSISTENT",
+        "",
+        "decode as one kernel on GPUs: 0 never, 1 wherever it can be, empty where it is faster",
+    ),
     Setting("RLX_API_KEYS", "", "keys that `rlx serve` accepts, separated by commas"),
     Setting("RLX_CHECK_NAN", "0", "1 checks every result and names the first bad node"),
 )

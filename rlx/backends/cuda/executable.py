@@ -40,7 +40,7 @@ _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 class CudaExecutable(KernelExecutable):
     def __init__(self, lir: Lir, allocator: CudaAllocator, kernels: KernelLoader) -> None:
         self._lir, self.allocator, self.kernels = lir, allocator, kernels
-        self.program = Program(lir, kernels.target.cpu)
+        self.program = Program(lir, kernels.target.cpu, kernels.gpu.multiprocessors)
         super().__init__(PlanInfo.of(lir), self.program.bounds_checks, self.program.symbols)
         self.arena = allocator.alloc_arena(lir.arena_size)
         self._status = allocator.staging((1,), np.int64)
@@ -48,13 +48,16 @@ class CudaExecutable(KernelExecutable):
         self._uploaded = b""
         self._written: tuple[int, ...] | None = None  # sizes that the table is written for
         self._constants = {b: allocator.put(a) for b, a in self.program.constants().items()}
-        self._buffers: dict[Base, Buffer] = dict(self._constants)
+        self._lasting = {
+            b: allocator.alloc((count,), np.uint8) for b, count in self.program.lasting.items()
+        }
+        self._buffers: dict[Base, Buffer] = {**self._constants, **self._lasting}
         self._addresses: dict[Base, int] = {
             NUMBER: 0,
             ARENA: _address(self.arena),
             STATUS: int(self._status.ctypes.data),
             TABLE: _address(self.table),
-            **{b: _address(buffer) for b, buffer in self._constants.items()},
+            **{b: _address(buffer) for b, buffer in self._buffers.items()},
         }
         self._maps, self._maps_of_runs = MapStore(allocator), MapStore(allocator)
         self._run_maps = self.program.maps_of_runs()

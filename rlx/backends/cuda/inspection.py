@@ -51,7 +51,8 @@ class CudaInspection(Inspection):
         }
 
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
-        launches = [self._launch(x) for x in Program(lir, self.backend.kernels.target.cpu).launches]
+        cpu, count = self.backend.kernels.target.cpu, self.backend.gpu.multiprocessors
+        launches = [self._launch(x) for x in Program(lir, cpu, count).launches]
         target = self.backend.kernels.target.cpu
         return NativeProgram(lir, launches, lambda: [False] * len(launches), 1, target)
 

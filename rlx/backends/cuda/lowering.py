@@ -28,7 +28,14 @@ class Counters:
     count: int
 
 
-KernelArg = NodeArg | Counters | TensorMap
+@dataclass(frozen=True)
+class Lasting:
+    """The address of so many bytes that are 0 at first and keep what the kernel writes there."""
+
+    count: int
+
+
+KernelArg = NodeArg | Counters | Lasting | TensorMap
 
 
 @dataclass
@@ -119,6 +126,7 @@ __all__ = [
     "Counters",
     "KernelArg",
     "KernelLaunch",
+    "Lasting",
     "Layouts",
     "is_multiple",
     "lower_graph",

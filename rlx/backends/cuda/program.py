@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, lower_graph
+from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, Lasting, lower_graph
+from rlx.backends.cuda.kernels.persistent.plan import persist
 from rlx.backends.cuda.merge import merge_launches
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
@@ -23,6 +24,7 @@ from rlx.ir.dim import Dim, evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase
+from rlx.support.settings import setting
 
 Base = tuple[str, Any]  # role and name: ("param", "w"), ("constant", a node's number), …
 NUMBER: Base = ("number", None)  # no address at all
@@ -35,8 +37,12 @@ _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
 
 
 class Program:
-    def __init__(self, lir: Lir, cpu: str) -> None:
-        self.lir, self.launches = lir, merge_launches(lower_graph(lir, cpu), lir)
+    def __init__(self, lir: Lir, cpu: str, multiprocessors: int) -> None:
+        self.lir = lir
+        wish = setting("RLX_PERSISTENT")
+        found, self.unsuited = persist(lower_graph(lir, cpu), lir, cpu, multiprocessors, wish)
+        self.launches = merge_launches(found, lir)
+        self.lasting: dict[Base, int] = {}  # memory that launches keep, and its bytes
         self.symbols = sorted(lir.live)
         self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
         self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds
@@ -101,6 +107,10 @@ class Program:
         if isinstance(arg, Counters):
             self._counters += arg.count
             return TABLE, 8 * (first + self._counters - arg.count)
+        if isinstance(arg, Lasting):
+            kept: Base = ("lasting", len(self.lasting))
+            self.lasting[kept] = arg.count
+            return kept, 0
         if isinstance(arg, TensorMap):
             where, offset = self._resolved(arg.start, first)
             assert isinstance(offset, int)

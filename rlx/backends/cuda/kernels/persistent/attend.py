@@ -64,8 +64,8 @@ class Attention:
     def emit(self, heads: Heads, exchange: Exchange, place: Place) -> Place:
         """Receive the query, hand over this block's part."""
         f, shape = self.f, self.shape
-        # The block that would have the new position's piece takes care of it.
-        owns = exchange.rank.eq((self.position >> 5) & shape.ranks - 1)
+        # The new position belongs to the block whose turn it would be: no other has fewer pieces.
+        owns = exchange.rank.eq(self.pieces & shape.ranks - 1)
         self._receive(heads, exchange, owns)
         f.barrier(THREADS)
         queries = self._queries()

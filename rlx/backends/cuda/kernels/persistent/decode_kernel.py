@@ -280,7 +280,7 @@ class _Emitter:
         return [f.gep(layer[i], self.group.to(i64), step) for i in (KEYS, VALUES)]
 
     def _at_once(self, part: Part) -> bool:
-        return part.registers <= MOST_REGISTERS
+        return part.registers <= MOST_REGISTERS and part.slots < self.shape.slots
 
     def _normed(self, x: list[Value], gains: list[Value], part: Part, buffer: int) -> Columns:
         """The norm of x as operands, but for the factor that all columns have in common."""

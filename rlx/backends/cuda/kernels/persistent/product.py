@@ -103,17 +103,13 @@ class Products:
 
     def fetch(self, part: Part, place: Place) -> tuple[Tiles, Place]:
         """All of the warp's weights of a part, into registers."""
-        places = [place]
-        for _ in range(part.slots):
-            places.append(self.ring.next(places[-1]))
-        starts = [self.ring.wait(p) for p in places[:-1]]
+        starts = self.ring.wait_all(place, part.slots)
         found: Tiles = []
         for above in range(part.down):
             mine = starts[above * part.across : (above + 1) * part.across]
             rounds = [self._load(part, mine, i) for i in range(part.rounds)]
             found += [[r[tile] for r in rounds] for tile in range(part.tiles)]
-        self.ring.free(*places[:-1])
-        return found, places[-1]
+        return found, self.ring.free_all(place, part.slots)
 
     def _load(self, part: Part, starts: Sequence[Value], number: int) -> list[list[Value]]:
         """The weights of a round, of each tile; `starts` are the slots of these rows."""

@@ -106,4 +106,32 @@ class Ring:
             for slot, _ in places:
                 f.arrive(slot * 8 + self._empty)
 
+    def wait_all(self, place: Place, count: int) -> list[Value]:
+        """Wait until so many slots are full, each of them by a lane; where they begin."""
+        f = self.f
+        slot, parity = self._of_lane(place)
+        for _ in f.when(f.lane32() < count):
+            f.wait_phase(slot * 8 + self._full, parity)
+        f.warp_barrier()
+        starts = [place[0]]
+        for _ in range(count - 1):
+            starts.append(self.next((starts[-1], place[1]))[0])
+        return [s * SLOT for s in starts]
 
+    def free_all(self, place: Place, count: int) -> Place:
+        """This warp has read so many slots; the place behind them."""
+        f = self.f
+        f.warp_barrier()
+        slot, _ = self._of_lane(place)
+        for _ in f.when(f.lane32() < count):
+            f.arrive(slot * 8 + self._empty)
+        return self._further(place, count)
+
+    def _of_lane(self, place: Place) -> Place:
+        return self._further(place, self.f.lane32())
+
+    def _further(self, place: Place, by: Value | int) -> Place:
+        f, (slot, parity) = self.f, place
+        there = slot + by
+        wraps = there >= self.slots
+        return f.select(wraps, there - self.slots, there), parity ^ wraps.to(i32, signed=False)
