@@ -15,7 +15,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.builder import (
+    FIXED_LIMIT,
+    FIXED_NAN,
+    FIXED_SCALE,
+    WARP,
+    BlockFunction,
+    KernelModule,
+    Place,
+)
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.ir.op import lookup
 from rlx.llvm.builder import Type, Value, f32, i1, i32, i64, ptr, void
@@ -484,18 +492,39 @@ class Simulated(BlockFunction):
         places = self._checked(data_of(address), i32, 4)
         self.scheduler.store(places, words[self.active])
 
-    def receive(self, places: Sequence[tuple[Value, int]], tag: Value) -> list[Value]:
+    def receive(self, places: Sequence[Place], tag: Value) -> list[Value]:
         """All blocks have come this far, or the scheduler lets others run until they have."""
         wanted = data_of(tag)[self.active]
         while True:
             words = [
-                self._load(data_of(address) + 4 * i, i32, 4 * width if i == 0 else 4)
-                for address, width in places
+                self._load(data_of(address) + offset + 4 * i, i32, 4 * width if i == 0 else 4)
+                for address, offset, width in places
                 for i in range(width)
             ]
             if all(((data_of(w)[self.active] & 3) == wanted).all() for w in words):
                 return [self.bitcast(w, f32) for w in words]
             self.scheduler.wait()
+
+    def add_fixed(self, value: Value, address: Value) -> None:
+        with np.errstate(all="ignore"):
+            scaled = data_of(value).astype(np.float64) * FIXED_SCALE
+            fine = np.abs(scaled) < FIXED_NAN * FIXED_SCALE
+        whole = np.rint(np.where(fine, scaled, FIXED_NAN * FIXED_SCALE)).astype(np.int64)
+        places = self._checked(data_of(address), i64, 8)
+        self.scheduler.add(places, ((whole << 8) + 1)[self.active])
+
+    def receive_sums(self, address: Value, offsets: Sequence[int], count: Value) -> list[Value]:
+        wanted = data_of(count)[self.active] & 255
+        while True:
+            words = [self._load(data_of(address) + offset, i64, 8) for offset in offsets]
+            if all(((data_of(w)[self.active] & 255) == wanted).all() for w in words):
+                break
+            self.scheduler.wait()
+        made: list[Value] = []
+        for word in words:
+            number = (data_of(word) >> 8) / FIXED_SCALE
+            made.append(self.make(np.where(np.abs(number) < FIXED_LIMIT, number, np.nan), f32))
+        return made
 
     def from_lane(self, value: Value, lane: int) -> Value:
         self._require_warps()
@@ -707,6 +736,11 @@ class Together:
         raw = np.ascontiguousarray(words.astype(np.int32)).view(np.uint8).reshape(-1, 4)
         memory[(places - low)[:, None] + np.arange(4)] = raw
 
+    def add(self, places: Any, words: Any) -> None:
+        for place, word in zip(places.tolist(), words.tolist(), strict=True):
+            cell = ctypes.c_longlong.from_address(place)
+            cell.value += word
+
     def wait(self) -> None:
         raise AssertionError("a value that never comes")
 
@@ -719,10 +753,16 @@ class InTurns(Together):
         self.turns, self.block = turns, block
 
     def store(self, places: Any, words: Any) -> None:
+        self._in_any_order(super().store, places, words)
+
+    def add(self, places: Any, words: Any) -> None:
+        self._in_any_order(super().add, places, words)
+
+    def _in_any_order(self, write: Callable[[Any, Any], None], places: Any, words: Any) -> None:
         order = self.turns.rng.permutation(len(places))
-        for half in np.array_split(order, 2):  # they become visible in any order
+        for half in np.array_split(order, 2):
             if len(half):
-                super().store(places[half], words[half])
+                write(places[half], words[half])
             self.turns.progress()
             self.turns.next(self.block)
 

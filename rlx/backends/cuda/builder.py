@@ -15,6 +15,10 @@ from rlx.errors import UnsupportedError
 from rlx.llvm.builder import Function, Module, Type, Value, i64
 from rlx.llvm.target import Target
 
+Place = tuple[Value, int, int]  # an address, bytes from there, and how many numbers: 1, 2 or 4
+FIXED_SCALE = float(1 << 28)
+FIXED_NAN, FIXED_LIMIT = float(1 << 23), float(1 << 22)  # what stands for NaN; the largest number
+
 THREADS = 256  # of a block of a loop nest
 WARP = 32  # threads that run together and can exchange values
 PTX = "+ptx86"  # the PTX version that every driver from CUDA 12.7 on reads
@@ -238,8 +242,20 @@ class BlockFunction(KernelFunction):
         """Store an f32 with its tag (i32, 0 to 3), for other blocks."""
         raise NotImplementedError
 
-    def receive(self, places: Sequence[tuple[Value, int]], tag: Value) -> list[Value]:
-        """The f32 at these addresses, 1, 2 or 4 of them at each, once all have this tag."""
+    def receive(self, places: Sequence[Place], tag: Value) -> list[Value]:
+        """The f32 at these places once all have this tag."""
+        raise NotImplementedError
+
+    # A sum in fixed point is an i64: 56 bits of multiples of 2⁻²⁸, and 8 bits that count what was
+    # added. It is the same in any order, and says by itself that it is complete.
+
+    def add_fixed(self, value: Value, address: Value) -> None:
+        """Add an f32 to a sum that other blocks add to."""
+        raise NotImplementedError
+
+    def receive_sums(self, address: Value, offsets: Sequence[int], count: Value) -> list[Value]:
+        """The sums so many bytes from an address, as f32, once so many numbers (i32, modulo 256)
+        were added to each. What was no number, or beyond 2²², is NaN."""
         raise NotImplementedError
 
     # -- warps ------------------------------------------------------------------------------------

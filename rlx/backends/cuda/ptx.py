@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rlx.backends.cuda.builder import THREADS, WARP, BlockFunction, KernelFunction, KernelModule
+from rlx.backends.cuda.builder import (
+    FIXED_LIMIT,
+    FIXED_NAN,
+    FIXED_SCALE,
+    THREADS,
+    WARP,
+    BlockFunction,
+    KernelFunction,
+    KernelModule,
+    Place,
+)
 from rlx.llvm.builder import Type, Value, bf16, f16, f32, i32, i64, ptr, void
 from rlx.llvm.nest import elements
 
@@ -258,28 +268,71 @@ class GpuFunction(BlockFunction):
         word = (value.bits(i32) & ~_TAG) | tag
         self._asm("st.relaxed.gpu.global.u32 [$0], $1;", [], [address, word])
 
-    def receive(self, places: Sequence[tuple[Value, int]], tag: Value) -> list[Value]:
-        def load(address: Value, width: int) -> list[Value]:
+    def receive(self, places: Sequence[Place], tag: Value) -> list[Value]:
+        def load(address: Value, offset: int, width: int) -> list[Value]:
             names = ", ".join(f"${i}" for i in range(width))
             to, form = ("$0", "") if width == 1 else (f"{{{names}}}", f".v{width}")
-            text = f"ld.relaxed.gpu.global{form}.u32 {to}, [${width}];"
+            text = f"ld.relaxed.gpu.global{form}.u32 {to}, [${width}+{offset}];"
             return self._asm(text, ["r"] * width, [address])
 
-        def poll(_: Value, tries: Value, *__: Value) -> list[Value]:
-            words = [w for address, width in places for w in load(address, width)]
+        def poll() -> tuple[Value, list[Value]]:
+            words = [w for place in places for w in load(*place)]
             wrong = words[0] ^ tag
             for word in words[1:]:
                 wrong = wrong | (word ^ tag)
-            return [wrong & _TAG, tries + 1, *words]
+            return wrong & _TAG, words
 
+        count = sum(width for _, _, width in places)
+        return [word.bits(f32) for word in self._poll(poll, [self.i32(0)] * count)]
+
+    def _poll(
+        self, poll: Callable[[], tuple[Value, list[Value]]], zeros: list[Value]
+    ) -> list[Value]:
+        """Look until nothing is wrong."""
         most = self.patience // _CLOCKS_OF_A_POLL or 1 << 30
-        count = sum(width for _, width in places)
-        zeros = [self.i32(0)] * (1 + count)
-        start = [self.i32(1), *zeros]
-        found = self.while_(start, lambda wrong, tries, *_: wrong.ne(0) & (tries < most), poll)
+
+        def again(_: Value, tries: Value, *__: Value) -> list[Value]:
+            wrong, words = poll()
+            return [wrong, tries + 1, *words]
+
+        found = self.while_(
+            [self.i32(1), self.i32(0), *zeros],
+            lambda wrong, tries, *_: wrong.ne(0) & (tries < most),
+            again,
+        )
         for _ in self.when(found[0].ne(0)):
             self._asm("trap;", [], [])
-        return [word.bits(f32) for word in found[2:]]
+        return found[2:]
+
+    def add_fixed(self, value: Value, address: Value) -> None:
+        scaled = value * FIXED_SCALE
+        size = self.abs(scaled)
+        scaled = self.select(size < FIXED_NAN * FIXED_SCALE, scaled, FIXED_NAN * FIXED_SCALE)
+        text = (
+            "{ .reg .s64 a; cvt.rni.s64.f32 a, $1; shl.b64 a, a, 8; add.s64 a, a, 1; "
+            "red.relaxed.gpu.global.add.u64 [$0], a; }"
+        )
+        self._asm(text, [], [address, scaled])
+
+    def receive_sums(self, address: Value, offsets: Sequence[int], count: Value) -> list[Value]:
+        def poll() -> tuple[Value, list[Value]]:
+            words = [
+                self._asm(f"ld.relaxed.gpu.global.u64 $0, [$1+{o}];", ["l"], [address])[0]
+                for o in offsets
+            ]
+            wrong = self.i32(0)
+            for word in words:
+                wrong = wrong | (word.to(i32) ^ count)
+            return wrong & 255, words
+
+        words = self._poll(poll, [self.i64(0)] * len(offsets))
+        made = []
+        for word in words:
+            text = "cvt.rn.f32.s64 $0, $1;"
+            number = self._asm(text, ["f"], [word.ashr(8)], effect=False)[0] * (1 / FIXED_SCALE)
+            fine = self.abs(number) < FIXED_LIMIT
+            made.append(self.select(fine, number, float("nan")))
+        return made
 
     # -- warps ------------------------------------------------------------------------------------
 

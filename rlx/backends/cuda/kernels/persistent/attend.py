@@ -106,8 +106,8 @@ class Attention:
     def _words(self, exchange: Exchange, first: Value) -> list[Value]:
         """The lane's four numbers of a head: 2 lane, 2 lane + 1, and those 64 further."""
         f = self.f
-        at = (first + self.lane * 2 + self.shape.at_qkv).to(i64)
-        places = [(f.gep(exchange.base, at + 64 * i, 4), 2) for i in range(2)]
+        at = f.gep(exchange.base, (first + self.lane * 2).to(i64), 4)
+        places = [(at, 4 * self.shape.at_qkv + 256 * i, 2) for i in range(2)]
         return f.receive(places, exchange.tag)
 
     def _rotated(self, exchange: Exchange, first: Value, gain: Value) -> list[Value]:
@@ -244,12 +244,13 @@ class Attention:
         second = 4 * WARPS * shape.group
         for _ in f.when((self.lane & 16 + lanes - 1).eq(0)):
             f.store_shared(largest, at)
-            f.store_shared(weights, at, second)
         f.barrier(THREADS)
         for i in range(shape.group):
             top = self._largest(f.i32(shape.place(MAXIMA) + 4 * WARPS * i))
             own = f.load_shared(self.warp * 4 + shape.place(MAXIMA), f32, 4 * WARPS * i)
             factor = f.exp2_fast(own - top)
+            for _ in f.when(self.lane.eq(lanes * i)):  # one of those that know this head's weights
+                f.store_shared(weights * factor, self.warp * 4 + shape.place(MAXIMA), second + 64 * i)
             to = self.warp * (4 * shape.group_columns) + self.lane * 8 + shape.place(VALUES)
             scaled = [v * factor for v in sums[4 * i : 4 * i + 4]]
             for j in range(2):
@@ -266,23 +267,14 @@ class Attention:
                 found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
             to = block * shape.group_columns + self.products.thread + shape.at_parts
             f.hand_over(found[0], f.gep(exchange.base, to.to(i64), 4), exchange.tag)
-        last = self.lane + 0
-        for _ in f.when(self.warp.eq(WARPS - 1) & (last < shape.group)):
-            self._send_weights(last, block, exchange)
+        for _ in f.when(self.warp.eq(WARPS - 1) & (self.lane < shape.group)):
+            self._send_weights(self.lane, block, exchange)
 
     def _send_weights(self, head: Value, block: Value, exchange: Exchange) -> None:
         f, shape = self.f, self.shape
         at = head * (4 * WARPS) + shape.place(MAXIMA)
         top = self._largest(at)
-        total = f.const(0.0, f32)
-        for i in range(WARPS // 4):
-            tops = f.load_shared(at, vec(4, f32), 16 * i, align=16)
-            parts = f.load_shared(
-                at, vec(4, f32), 4 * WARPS * shape.group + 16 * i, align=16
-            )
-            for e in range(4):
-                share = f.exp2_fast(f.extract(tops, e) - top)
-                total = f.fma(share, f.extract(parts, e), total)
+        total = self.products.add_up(at + 4 * WARPS * shape.group)
         to = f.gep(
             exchange.base, ((block * shape.group + head) * 2 + shape.at_weights).to(i64), 4
         )
@@ -306,10 +298,10 @@ class Attention:
             part = exchange.group * shape.ranks + (self.lane & shape.ranks - 1)
             about = ((part * shape.group + head) * 2 + shape.at_weights).to(i64)
             first = exchange.group * (shape.ranks * shape.group_columns) + thread
-            places = [(f.gep(exchange.base, about, 4), 2)]
+            places = [(f.gep(exchange.base, about, 4), 0, 2)]
+            at = f.gep(exchange.base, first.to(i64), 4)
             for i in range(shape.ranks):
-                at = (first + (shape.at_parts + i * shape.group_columns)).to(i64)
-                places.append((f.gep(exchange.base, at, 4), 1))
+                places.append((at, 4 * (shape.at_parts + i * shape.group_columns), 1))
             top, total, *parts = f.receive(places, exchange.tag)
             share = f.exp2_fast(top - f.warp_max(top, shape.ranks))
             whole = f.warp_sum(share * total, shape.ranks)

@@ -6,7 +6,7 @@ each other values whose lowest bits say of which layer they are, so nothing else
 
     x → norm, q k v → heads → parts of attention → their sum, out → x → norm, gate, up → down → x
 
-Every block keeps x, a column of each slab in a thread. A place is written again only by blocks that
+What is added to x are sums in fixed point, which blocks add to in any order. A place is written again only by blocks that
 have received something of all blocks which had read it: between two uses of a place there is always
 a value that depends on everyone.
 """
@@ -168,8 +168,9 @@ class _Emitter:
         f, shape = self.f, self.shape
         self.products = Products(f, shape, self.ring)
         self.base = f.arg(self.args, 7, ptr)
-        self.before = f.gep(self.base, shape.words - 4, 4)  # layers that have run before
-        first = f.load(self.before, i32)
+        counts = f.gep(self.base, shape.at_counts, 4)
+        first, launches = f.load(counts, i32), f.load(counts, i32, 4)
+        self._choose_sums(launches)
         cos, sin = (f.arg(self.args, i, ptr) for i in (4, 5))
         self.attention = Attention(self.products, cos, sin, self.position, self.pieces)
         x = f.arg(self.args, 0, ptr)
@@ -180,32 +181,34 @@ class _Emitter:
 
         def layer(number: Value, slot: Value, parity: Value, *x: Value) -> list[Value]:
             self._mark = 0
-            return self._layer(number, first + number + 1 & 3, (slot, parity), list(x))
+            place = slot, parity
+            return [*self._layer(number, first + number + 1 & 3, place, list(x)), *x]
 
         begin = [*self.ring.start(), *start]
-        slot, parity, *x_last = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
-        last = first + shape.layers
-        self._head(self._received(x_last, shape.at_down, shape.splits, last & 3), (slot, parity))
+        slot, parity, *_ = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
+        self._head(self._received(start, f.i32(shape.layers), 0), (slot, parity))
         for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
-            f.store(last, self.before)
+            f.store(first + shape.layers, counts)
+            f.store(launches + 1, counts, 4)
 
-    def _received(self, x: list[Value], at: int, parts: int, tag: Value) -> list[Value]:
-        """x and what has been added to it, in parts."""
-        f, hidden, column = self.f, self.shape.hidden, self.products.column
-        places = [
-            (f.gep(self.base, (column + (at + hidden * p + THREADS * i)).to(i64), 4), 1)
-            for i in range(len(x))
-            for p in range(parts)
-        ]
-        found = f.receive(places, tag)
-        made = []
-        for i, old in enumerate(x):
-            mine = found[i * parts : (i + 1) * parts]
-            while len(mine) > 1:
-                rest = mine[2 * (len(mine) // 2) :]
-                mine = [a + b for a, b in zip(mine[::2], mine[1::2], strict=False)] + rest
-            made.append(old + mine[0])
-        return made
+    def _choose_sums(self, launches: Value) -> None:
+        """Launches take turns with two buffers of sums; each clears that of the next one."""
+        f, shape = self.f, self.shape
+        mine = (launches & 1) * shape.hidden
+        self.sums = f.gep(f.gep(self.base, shape.at_added, 4), mine.to(i64), 8)
+        other = f.gep(f.gep(self.base, shape.at_added, 4), (shape.hidden - mine).to(i64), 8)
+        each = -(-shape.hidden // shape.blocks)
+        column = self.block * each + self.thread
+        for _ in f.when((self.thread < each) & (column < shape.hidden)):
+            f.store(f.i64(0), f.gep(other, column.to(i64), 8))
+
+    def _received(self, x: list[Value], layer: Value, more: int) -> list[Value]:
+        """x with all that layers before this one have added to it, and so many blocks in this."""
+        f, shape = self.f, self.shape
+        count = layer * (shape.kv_heads + shape.splits) + more & 255
+        at = f.gep(self.sums, self.products.column.to(i64), 8)
+        found = f.receive_sums(at, [8 * THREADS * i for i in range(len(x))], count)
+        return [a + b for a, b in zip(x, found, strict=True)]
 
     def _gains(self, gain: Value) -> list[Value]:
         f = self.f
@@ -220,20 +223,16 @@ class _Emitter:
         first, second = self._gains(layer[GAIN]), self._gains(layer[SECOND_GAIN])
         heads = Heads(layer[QUERY_GAIN], layer[KEY_GAIN], *self._caches(layer))
 
-        def receive() -> list[Value]:
-            return self._received(x, shape.at_down, shape.splits, tag - 1 & 3)
-
-        state: dict[str, list[Value]] = {}
-
         def normed() -> Columns:
-            state["x"] = f.if_(number > 0, receive, lambda: list(x))
+            now = self._received(x, number, 0)
             self._note(number)
-            return self._normed(state["x"], first, shape.qkv, 0)
+            return self._normed(now, first, shape.qkv, 0)
 
         place = self._product(shape.qkv, place, 0, normed, number)
-        x = state["x"]
         for _ in f.when(self.thread < shape.qkv.rows):
-            self._hand_over_rows(shape.qkv, 0, self.block * shape.qkv.rows, shape.at_qkv, tag, True)
+            value = products.total(self.thread, 0) * products.norm(0)
+            row = self.block * shape.qkv.rows + self.thread + shape.at_qkv
+            f.hand_over(value, f.gep(self.base, row.to(i64), 4), tag)
         self._note(number)
         place = self.attention.emit(heads, exchange, place)
         self._note(number)
@@ -245,13 +244,13 @@ class _Emitter:
             return products.out_columns(shape.out)
 
         place = self._product(shape.out, place, 1, combined, number)
-        self._send_out(tag)
+        self._add(shape.out, self.rank * shape.out.rows)
         self._note(number)
 
         def normed_again() -> Columns:
-            state["x"] = self._received(x, shape.at_out, shape.kv_heads, tag)
+            now = self._received(x, number, shape.kv_heads)
             self._note(number)
-            return self._normed(state["x"], second, shape.gate_up, 0)
+            return self._normed(now, second, shape.gate_up, 0)
 
         place = self._product(shape.gate_up, place, 0, normed_again, number)
         self._send_gated(tag)
@@ -259,9 +258,9 @@ class _Emitter:
 
         def gated() -> Columns:
             part = self.block - self.block.udiv(shape.splits) * shape.splits
-            at = products.column + part * shape.down.columns + shape.at_gated
+            at = f.gep(self.base, (products.column + part * shape.down.columns).to(i64), 4)
             places = [
-                (f.gep(self.base, (at + THREADS * i).to(i64), 4), 1)
+                (at, 4 * (shape.at_gated + THREADS * i), 1)
                 for i in range(shape.down.columns // THREADS)
             ]
             values = f.receive(places, tag)
@@ -270,9 +269,9 @@ class _Emitter:
             return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
 
         place = self._product(shape.down, place, 1, gated, number)
-        self._send_down(tag)
+        self._add(shape.down, self.block.udiv(shape.splits) * shape.down.rows)
         self._note(number)
-        return [*place, *state["x"]]
+        return list(place)
 
     def _caches(self, layer: _Layer) -> list[Value]:
         f, shape = self.f, self.shape
@@ -305,20 +304,12 @@ class _Emitter:
 
     # -- what is handed over ----------------------------------------------------------------------
 
-    def _hand_over_rows(
-        self, part: Part, buffer: int, row: Value, at: int, tag: Value, scaled: bool
-    ) -> None:
+    def _add(self, part: Part, row: Value) -> None:
+        """Add the product's rows to x."""
         f = self.f
-        value = self.products.total(self.thread, buffer)
-        if scaled:
-            value = value * self.products.norm(buffer)
-        f.hand_over(value, f.gep(self.base, (row + self.thread + at).to(i64), 4), tag)
-
-    def _send_out(self, tag: Value) -> None:
-        shape = self.shape
-        row = self.group * shape.hidden + self.rank * shape.out.rows
-        for _ in self.f.when(self.thread < shape.out.rows):
-            self._hand_over_rows(shape.out, 1, row, shape.at_out, tag, False)
+        for _ in f.when(self.thread < part.rows):
+            value = self.products.total(self.thread, 1)
+            f.add_fixed(value, f.gep(self.sums, (row + self.thread).to(i64), 8))
 
     def _send_gated(self, tag: Value) -> None:
         f, shape = self.f, self.shape
@@ -331,13 +322,6 @@ class _Emitter:
             value = f.activate("silu", gate) * up
             at = (self.block * half + self.thread + shape.at_gated).to(i64)
             f.hand_over(value, f.gep(self.base, at, 4), tag)
-
-    def _send_down(self, tag: Value) -> None:
-        shape = self.shape
-        team = self.block.udiv(shape.splits)
-        row = (self.block - team * shape.splits) * shape.hidden + team * shape.down.rows
-        for _ in self.f.when(self.thread < shape.down.rows):
-            self._hand_over_rows(shape.down, 1, row, shape.at_down, tag, False)
 
     # -- the head ---------------------------------------------------------------------------------
 

@@ -145,9 +145,10 @@ class Products:
 
     def total(self, row: Value, buffer: int) -> Value:
         """The sum of all warps of a row."""
-        return self._add_up(row * SUM_STRIDE + self._sums_at(buffer))
+        return self.add_up(row * SUM_STRIDE + self._sums_at(buffer))
 
-    def _add_up(self, at: Value) -> Value:
+    def add_up(self, at: Value) -> Value:
+        """The sum of a number of each warp, in shared memory."""
         f = self.f
         fours = [f.load_shared(at, vec(4, f32), 16 * i, align=16) for i in range(WARPS // 4)]
         pairs = [
@@ -171,7 +172,7 @@ class Products:
     def norm(self, buffer: int) -> Value:
         """1 / √(mean of squares + eps)"""
         f = self.f
-        whole = self._add_up(f.i32(self.shape.place(SQUARES) + 4 * WARPS * buffer))
+        whole = self.add_up(f.i32(self.shape.place(SQUARES) + 4 * WARPS * buffer))
         return f.rsqrt_fast(f.fma(whole, 1.0 / self.shape.hidden, self.shape.eps))
 
     # -- whole products ---------------------------------------------------------------------------

@@ -181,21 +181,23 @@ class DenseShape:
         return self.at_parts + self.blocks * self.group_columns
 
     @property
-    def at_out(self) -> int:
+    def at_gated(self) -> int:
         return self.at_weights + 2 * self.blocks * self.group
 
     @property
-    def at_gated(self) -> int:
-        return self.at_out + self.kv_heads * self.hidden
+    def at_added(self) -> int:
+        """Two buffers of sums in fixed point, of what is added to x: of this launch, and of the
+        next."""
+        return (self.at_gated + self.ffn + 3) // 4 * 4
 
     @property
-    def at_down(self) -> int:
-        return self.at_gated + self.ffn
+    def at_counts(self) -> int:
+        """How many layers and launches there have been."""
+        return self.at_added + 4 * self.hidden
 
     @property
     def words(self) -> int:
-        """All of them, and the number of layers that have run."""
-        return self.at_down + self.splits * self.hidden + 4
+        return self.at_counts + 2
 
     # -- shared memory, in bytes ------------------------------------------------------------------
 
