@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,14 +71,10 @@ class Model:
         self.args = np.array([*first, 0, exchange, 0, *rest], np.int64)
         self.table = place(self.args)
         self.table_array = self.memory.arrays[-1]
-        self.caches = [
-            (self._of(layer, 9), self._of(layer, 10)) for layer in range(s.layers)
-        ]
+        self.caches = [(self._of(layer, 9), self._of(layer, 10)) for layer in range(s.layers)]
 
     def _of(self, layer: int, i: int) -> Any:
-        return next(
-            a for a in self.memory.arrays if a.ctypes.data == self.args[9 + 11 * layer + i]
-        )
+        return next(a for a in self.memory.arrays if a.ctypes.data == self.args[9 + 11 * layer + i])
 
     def _map(self, matrix: Any, box: int) -> int:
         """A tensor map as the fake driver writes it."""

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, Lasting, lower_graph
 from rlx.backends.cuda.kernels.persistent.plan import persist
+from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, Lasting, lower_graph
 from rlx.backends.cuda.merge import merge_launches
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status

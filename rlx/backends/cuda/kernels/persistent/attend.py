@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.builder import WARP
 from rlx.backends.cuda.kernels.persistent.product import Products
-from rlx.backends.cuda.kernels.persistent.ring import Place, Ring
+from rlx.backends.cuda.kernels.persistent.ring import Place
 from rlx.backends.cuda.kernels.persistent.shape import (
     MAXIMA,
     NEW_KV,
@@ -19,7 +19,6 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     THREADS,
     VALUES,
     WARPS,
-    DenseShape,
 )
 from rlx.llvm.builder import Value, f32, i32, i64, vec
 from rlx.support.records import dataclass
@@ -99,8 +98,8 @@ class Attention:
             first = shape.heads * shape.head_dim + exchange.group * shape.head_dim
             self._keep(self._rotated(exchange, first, heads.key_gain), heads.keys, 0)
         for _ in f.when(self.warp.eq(shape.group + 1) & owns):
-            first = (shape.heads + shape.kv_heads) * shape.head_dim
-            four = self._words(exchange, exchange.group * shape.head_dim + first)
+            behind = (shape.heads + shape.kv_heads) * shape.head_dim
+            four = self._words(exchange, exchange.group * shape.head_dim + behind)
             self._keep(four, heads.values, 2 * shape.head_dim)
 
     def _words(self, exchange: Exchange, first: Value) -> list[Value]:
@@ -250,7 +249,9 @@ class Attention:
             own = f.load_shared(self.warp * 4 + shape.place(MAXIMA), f32, 4 * WARPS * i)
             factor = f.exp2_fast(own - top)
             for _ in f.when(self.lane.eq(lanes * i)):  # one of those that know this head's weights
-                f.store_shared(weights * factor, self.warp * 4 + shape.place(MAXIMA), second + 64 * i)
+                f.store_shared(
+                    weights * factor, self.warp * 4 + shape.place(MAXIMA), second + 64 * i
+                )
             to = self.warp * (4 * shape.group_columns) + self.lane * 8 + shape.place(VALUES)
             scaled = [v * factor for v in sums[4 * i : 4 * i + 4]]
             for j in range(2):
@@ -260,9 +261,7 @@ class Attention:
         block = exchange.group * shape.ranks + exchange.rank
         for _ in f.when(self.products.thread < shape.group_columns):
             at = self.products.thread * 4 + shape.place(VALUES)
-            found = [
-                f.load_shared(at, f32, 4 * shape.group_columns * w) for w in range(WARPS)
-            ]
+            found = [f.load_shared(at, f32, 4 * shape.group_columns * w) for w in range(WARPS)]
             while len(found) > 1:
                 found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]
             to = block * shape.group_columns + self.products.thread + shape.at_parts
@@ -275,9 +274,7 @@ class Attention:
         at = head * (4 * WARPS) + shape.place(MAXIMA)
         top = self._largest(at)
         total = self.products.add_up(at + 4 * WARPS * shape.group)
-        to = f.gep(
-            exchange.base, ((block * shape.group + head) * 2 + shape.at_weights).to(i64), 4
-        )
+        to = f.gep(exchange.base, ((block * shape.group + head) * 2 + shape.at_weights).to(i64), 4)
         f.hand_over(top, to, exchange.tag)
         f.hand_over(total, f.gep(to, 4), exchange.tag)
 

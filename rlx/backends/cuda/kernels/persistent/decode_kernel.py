@@ -6,12 +6,14 @@ each other values whose lowest bits say of which layer they are, so nothing else
 
     x → norm, q k v → heads → parts of attention → their sum, out → x → norm, gate, up → down → x
 
-What is added to x are sums in fixed point, which blocks add to in any order. A place is written again only by blocks that
-have received something of all blocks which had read it: between two uses of a place there is always
-a value that depends on everyone.
+What is added to x are sums in fixed point, to which blocks add in any order. A place is written
+again only by blocks that have received something of all blocks which had read it: between two uses
+of a place there is always a value that depends on everyone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
@@ -41,8 +43,8 @@ _PATIENCE = 1 << 32  # clocks, some seconds
 @dataclass(frozen=True)
 class PersistentDecode(BlockKernel):
     """args: x, logits, gain of the last norm, head, tables of cosines and sines, position, values
-    that are handed over, clocks; then of each layer q k v, out, gate, up, down, both gains, those of
-    query and key heads, cache of keys and of values. Matrices are tensor maps.
+    that are handed over, clocks; then of each layer q k v, out, gate, up, down, both gains, those
+    of query and key heads, cache of keys and of values. Matrices are tensor maps.
 
     With `marks` a block notes its clock between the stages.
     """
@@ -153,13 +155,17 @@ class _Emitter:
             keys, values = (f.gep(layer[i], at, 2 * shape.head_dim) for i in (KEYS, VALUES))
             return list(ring.fill_piece(keys, values, (slot, parity)))
 
-        place = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
+        slot, parity = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
+        place = slot, parity
         row, column = self.rank * shape.out.rows, self.group * shape.group_columns
         place = ring.fill_part(shape.out, [layer[OUT]], row, column, place)
         row = self.block * (shape.gate_up.rows // 2)
         place = ring.fill_part(shape.gate_up, [layer[GATE], layer[UP]], row, 0, place)
         team = self.block.udiv(shape.splits)
-        row, column = team * shape.down.rows, (self.block - team * shape.splits) * shape.down.columns
+        row, column = (
+            team * shape.down.rows,
+            (self.block - team * shape.splits) * shape.down.columns,
+        )
         return ring.fill_part(shape.down, [layer[DOWN]], row, column, place)
 
     # -- the warps that multiply ------------------------------------------------------------------
@@ -288,7 +294,14 @@ class _Emitter:
         products.put_squares(x, buffer)
         return products.columns(part.rounds) if part.rounds <= _MOST_ROUNDS else []
 
-    def _product(self, part: Part, place: Place, buffer: int, columns, number: Value) -> Place:  # type: ignore[no-untyped-def]
+    def _product(
+        self,
+        part: Part,
+        place: Place,
+        buffer: int,
+        columns: Callable[[], Columns],
+        number: Value,
+    ) -> Place:
         """Multiply, and store the sums of warps; weights are fetched before values are awaited."""
         f, products = self.f, self.products
         if self._at_once(part):
@@ -341,8 +354,10 @@ class _Emitter:
                     at = buffer * HEAD_TILES + i
                     return list(products.stream_rows(shape.head, (slot, parity), at, columns))
 
-                there = first + i * blocks < parts
-                slot, parity = f.if_(there, one, lambda s=slot, p=parity: [s, p])
+                def same(slot: Value = slot, parity: Value = parity) -> list[Value]:
+                    return [slot, parity]
+
+                slot, parity = f.if_(first + i * blocks < parts, one, same)
             f.barrier(THREADS)
             row = (first + (self.thread >> 5) * blocks) * HEAD_ROWS + (self.thread & 31)
             for _ in f.when((self.thread < HEAD_TILES * HEAD_ROWS) & (row < shape.vocab)):

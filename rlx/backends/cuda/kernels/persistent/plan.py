@@ -7,6 +7,7 @@ there is none. All launches between the embedding and the logits become that one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
@@ -14,11 +15,11 @@ from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
 from rlx.backends.cuda.lowering import KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import Pointer
+from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
-from rlx.ir.ops.attention import MaskKind
 from rlx.support.records import dataclass
 
 TARGET = "sm_90a"
@@ -118,9 +119,7 @@ def _replaced(
 def _args(model: Model, shape: DenseShape) -> list[KernelArg]:
     def matrix(value: Value, part: Part) -> TensorMap:
         rows, columns = value.shape.static_dims
-        return TensorMap(
-            Pointer(value), Matrix(value.dtype, rows, columns, columns, part.box_rows)
-        )
+        return TensorMap(Pointer(value), Matrix(value.dtype, rows, columns, columns, part.box_rows))
 
     def gain(value: Value | None) -> KernelArg:
         return 0 if value is None else Pointer(value)
@@ -169,7 +168,7 @@ def _recognise(graph: Graph, lir: Lir) -> Model:
         raise Unsuited("there is no attention")
     users = graph.users()
     found = [_Layer(node, users) for node in attentions]
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in pairwise(found):
         if before.result is not after.x:
             raise Unsuited("layers do not follow each other")
     head = _Head(found[-1].result, users)
@@ -204,9 +203,7 @@ def _between(logits: Value, x: Value) -> set[Node]:
     return found
 
 
-def _require_alone(
-    nodes: set[Node], seen: set[Node], logits: Value, users: Any, lir: Lir
-) -> None:
+def _require_alone(nodes: set[Node], seen: set[Node], logits: Value, users: Any, lir: Lir) -> None:
     """All nodes are known, and nothing else reads what is between them."""
     for node in nodes - seen:
         if not node.op.is_view and node.op.name != "cast":
@@ -301,7 +298,11 @@ class _Layer(_Part):
         super().__init__(users)
         op: Any = self.require(attention, "attention").op
         plain = (op.softcap, op.kv_scheme, op.has_sinks, op.kv_layout) == (0.0, None, False, "bhsd")
-        if not plain or len(attention.inputs) != 3 or op.mask_kind not in (MaskKind.CAUSAL, MaskKind.NONE):
+        if (
+            not plain
+            or len(attention.inputs) != 3
+            or op.mask_kind not in (MaskKind.CAUSAL, MaskKind.NONE)
+        ):
             raise Unsuited("attention is not plain")
         self.scale = op.scale if op.scale is not None else op.head_dim**-0.5
         heads, kv, dim = op.num_heads, op.num_kv_heads, op.head_dim

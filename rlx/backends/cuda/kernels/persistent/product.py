@@ -15,7 +15,6 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     OUT_PLANES,
     PLANES,
     PLANES_OF_ROUND,
-    SLOT,
     SQUARES,
     SUM_STRIDE,
     SUMS,
@@ -214,9 +213,7 @@ class Products:
             self.park(number * part.tiles + tile, sums[4 * tile : 4 * tile + 4], 0)
         return place
 
-    def _stream_row(
-        self, part: Part, place: Place, columns: Columns
-    ) -> tuple[list[Value], Place]:
+    def _stream_row(self, part: Part, place: Place, columns: Columns) -> tuple[list[Value], Place]:
         f = self.f
         per, slots = max(1, part.boxes // 4), max(1, 4 // part.boxes)  # rounds, or slots of one
 

@@ -22,9 +22,9 @@ _FEWEST_SLOTS = 6
 class Part:
     """What a block has of a matrix, in slots of the ring.
 
-    A slot has `boxes` boxes of 64 columns and `height` rows each, as the copy engine writes them: in
-    rows of 128 bytes, permuted. With `halves` the upper and the lower half of the rows come from two
-    matrices.
+    A slot has `boxes` boxes of 64 columns and `height` rows each, as the copy engine writes them:
+    in rows of 128 bytes, permuted. With `halves` the upper and the lower half of the rows come from
+    two matrices.
     """
 
     rows: int
