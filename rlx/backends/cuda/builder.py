@@ -242,8 +242,13 @@ class BlockFunction(KernelFunction):
         """Store an f32 with its tag (i32, 0 to 3), for other blocks."""
         raise NotImplementedError
 
-    def receive(self, places: Sequence[Place], tag: Value) -> list[Value]:
-        """The f32 at these places once all have this tag."""
+    def look(self, places: Sequence[Place]) -> list[Value]:
+        """What is at these places now, for `receive`: the thread may do something else until it has
+        come from far away."""
+        raise NotImplementedError
+
+    def receive(self, places: Sequence[Place], tag: Value, seen: Sequence[Value]) -> list[Value]:
+        """The f32 at these places once all have this tag; `seen` is what `look` has found."""
         raise NotImplementedError
 
     # A sum in fixed point is an i64: 56 bits of multiples of 2⁻²⁸, and 8 bits that count what was
@@ -253,7 +258,13 @@ class BlockFunction(KernelFunction):
         """Add an f32 to a sum that other blocks add to."""
         raise NotImplementedError
 
-    def receive_sums(self, address: Value, offsets: Sequence[int], count: Value) -> list[Value]:
+    def look_at_sums(self, address: Value, offsets: Sequence[int]) -> list[Value]:
+        """As `look`, for `receive_sums`."""
+        raise NotImplementedError
+
+    def receive_sums(
+        self, address: Value, offsets: Sequence[int], count: Value, seen: Sequence[Value]
+    ) -> list[Value]:
         """The sums so many bytes from an address, as f32, once so many numbers (i32, modulo 256)
         were added to each. What was no number, or beyond 2²², is NaN."""
         raise NotImplementedError

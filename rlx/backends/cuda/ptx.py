@@ -268,35 +268,40 @@ class GpuFunction(BlockFunction):
         word = (value.bits(i32) & ~_TAG) | tag
         self._asm("st.relaxed.gpu.global.u32 [$0], $1;", [], [address, word])
 
-    def receive(self, places: Sequence[Place], tag: Value) -> list[Value]:
+    def look(self, places: Sequence[Place]) -> list[Value]:
         def load(address: Value, offset: int, width: int) -> list[Value]:
             names = ", ".join(f"${i}" for i in range(width))
             to, form = ("$0", "") if width == 1 else (f"{{{names}}}", f".v{width}")
             text = f"ld.relaxed.gpu.global{form}.u32 {to}, [${width}+{offset}];"
             return self._asm(text, ["r"] * width, [address])
 
-        def poll() -> tuple[Value, list[Value]]:
-            words = [w for place in places for w in load(*place)]
-            wrong = words[0] ^ tag
-            for word in words[1:]:
-                wrong = wrong | (word ^ tag)
-            return wrong & _TAG, words
+        return [w for place in places for w in load(*place)]
 
-        count = sum(width for _, _, width in places)
-        return [word.bits(f32) for word in self._poll(poll, [self.i32(0)] * count)]
+    def receive(self, places: Sequence[Place], tag: Value, seen: Sequence[Value]) -> list[Value]:
+        def wrong(words: Sequence[Value]) -> Value:
+            found = words[0] ^ tag
+            for word in words[1:]:
+                found = found | (word ^ tag)
+            return found & _TAG
+
+        words = self._poll(lambda: self.look(places), wrong, seen)
+        return [word.bits(f32) for word in words]
 
     def _poll(
-        self, poll: Callable[[], tuple[Value, list[Value]]], zeros: list[Value]
+        self,
+        look: Callable[[], list[Value]],
+        wrong: Callable[[Sequence[Value]], Value],
+        seen: Sequence[Value],
     ) -> list[Value]:
         """Look until nothing is wrong."""
         most = self.patience // _CLOCKS_OF_A_POLL or 1 << 30
 
         def again(_: Value, tries: Value, *__: Value) -> list[Value]:
-            wrong, words = poll()
-            return [wrong, tries + 1, *words]
+            words = look()
+            return [wrong(words), tries + 1, *words]
 
         found = self.while_(
-            [self.i32(1), self.i32(0), *zeros],
+            [wrong(seen), self.i32(0), *seen],
             lambda wrong, tries, *_: wrong.ne(0) & (tries < most),
             again,
         )
@@ -314,18 +319,22 @@ class GpuFunction(BlockFunction):
         )
         self._asm(text, [], [address, scaled])
 
-    def receive_sums(self, address: Value, offsets: Sequence[int], count: Value) -> list[Value]:
-        def poll() -> tuple[Value, list[Value]]:
-            words = [
-                self._asm(f"ld.relaxed.gpu.global.u64 $0, [$1+{o}];", ["l"], [address])[0]
-                for o in offsets
-            ]
-            wrong = self.i32(0)
-            for word in words:
-                wrong = wrong | (word.to(i32) ^ count)
-            return wrong & 255, words
+    def look_at_sums(self, address: Value, offsets: Sequence[int]) -> list[Value]:
+        return [
+            self._asm(f"ld.relaxed.gpu.global.u64 $0, [$1+{o}];", ["l"], [address])[0]
+            for o in offsets
+        ]
 
-        words = self._poll(poll, [self.i64(0)] * len(offsets))
+    def receive_sums(
+        self, address: Value, offsets: Sequence[int], count: Value, seen: Sequence[Value]
+    ) -> list[Value]:
+        def wrong(words: Sequence[Value]) -> Value:
+            found = self.i32(0)
+            for word in words:
+                found = found | (word.to(i32) ^ count)
+            return found & 255
+
+        words = self._poll(lambda: self.look_at_sums(address, offsets), wrong, seen)
         made = []
         for word in words:
             text = "cvt.rn.f32.s64 $0, $1;"

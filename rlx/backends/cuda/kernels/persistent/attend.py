@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cuda.builder import WARP
+from rlx.backends.cuda.builder import WARP, Place
 from rlx.backends.cuda.kernels.persistent.product import Products
-from rlx.backends.cuda.kernels.persistent.ring import Place
+from rlx.backends.cuda.kernels.persistent.ring import Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     MAXIMA,
     NEW_KV,
@@ -60,7 +60,7 @@ class Attention:
         pairs = [f.load(f.gep(table, row, 4), vec(2, f32), align=8) for table in (cos, sin)]
         self._cos, self._sin = ([f.extract(p, i) for i in range(2)] for p in pairs)
 
-    def emit(self, heads: Heads, exchange: Exchange, place: Place) -> Place:
+    def emit(self, heads: Heads, exchange: Exchange, place: Slot) -> Slot:
         """Receive the query, hand over this block's part."""
         f, shape = self.f, self.shape
         # The new position belongs to the block whose turn it would be: no other has fewer pieces.
@@ -107,7 +107,7 @@ class Attention:
         f = self.f
         at = f.gep(exchange.base, (first + self.lane * 2).to(i64), 4)
         places = [(at, 4 * self.shape.at_qkv + 256 * i, 2) for i in range(2)]
-        return f.receive(places, exchange.tag)
+        return f.receive(places, exchange.tag, f.look(places))
 
     def _rotated(self, exchange: Exchange, first: Value, gain: Value) -> list[Value]:
         f, shape = self.f, self.shape
@@ -286,20 +286,27 @@ class Attention:
             found = [f.larger(a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
         return found[0]
 
-    def combine_blocks(self, exchange: Exchange) -> None:
-        """Combine the parts of all blocks of the key head, and split the result for products."""
+    def parts(self, exchange: Exchange) -> list[Place]:
+        """Where the parts of all blocks of the key head are, of one column for each thread."""
+        f, shape = self.f, self.shape
+        column = self.products.thread & shape.group_columns - 1
+        part = exchange.group * shape.ranks + (self.lane & shape.ranks - 1)
+        about = (part * shape.group + (column >> 7)) * 2 + shape.at_weights
+        places = [(f.gep(exchange.base, about.to(i64), 4), 0, 2)]
+        first = exchange.group * (shape.ranks * shape.group_columns) + column
+        at = f.gep(exchange.base, first.to(i64), 4)
+        for i in range(shape.ranks):
+            places.append((at, 4 * (shape.at_parts + i * shape.group_columns), 1))
+        return places
+
+    def combine_blocks(
+        self, exchange: Exchange, places: list[Place], seen: Sequence[Value]
+    ) -> None:
+        """Combine these parts, and split the result for products."""
         f, shape = self.f, self.shape
         thread = self.products.thread
         for _ in f.when(thread < shape.group_columns):
-            head = thread >> 7
-            part = exchange.group * shape.ranks + (self.lane & shape.ranks - 1)
-            about = ((part * shape.group + head) * 2 + shape.at_weights).to(i64)
-            first = exchange.group * (shape.ranks * shape.group_columns) + thread
-            places = [(f.gep(exchange.base, about, 4), 0, 2)]
-            at = f.gep(exchange.base, first.to(i64), 4)
-            for i in range(shape.ranks):
-                places.append((at, 4 * (shape.at_parts + i * shape.group_columns), 1))
-            top, total, *parts = f.receive(places, exchange.tag)
+            top, total, *parts = f.receive(places, exchange.tag, seen)
             share = f.exp2_fast(top - f.warp_max(top, shape.ranks))
             whole = f.warp_sum(share * total, shape.ranks)
             share = share * f.reciprocal_fast(whole)

@@ -19,7 +19,7 @@ from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.persistent.attend import Attention, Exchange, Heads
 from rlx.backends.cuda.kernels.persistent.product import MOST_REGISTERS, Columns, Products
-from rlx.backends.cuda.kernels.persistent.ring import Place, Ring
+from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     ARGS,
     FIXED_ARGS,
@@ -146,7 +146,7 @@ class _Emitter:
     def _head_parts(self) -> int:
         return -(-self.shape.vocab // HEAD_ROWS)
 
-    def _copy_layer(self, layer: _Layer, place: Place) -> Place:
+    def _copy_layer(self, layer: _Layer, place: Slot) -> Slot:
         f, shape, ring = self.f, self.shape, self.ring
         place = ring.fill_part(shape.qkv, [layer[QKV]], self.block * shape.qkv.rows, 0, place)
 
@@ -192,7 +192,7 @@ class _Emitter:
 
         begin = [*self.ring.start(), *start]
         slot, parity, *_ = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
-        self._head(self._received(start, f.i32(shape.layers), 0), (slot, parity))
+        self._head(self._received(start, f.i32(shape.layers), 0, self._look()), (slot, parity))
         for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
             f.store(first + shape.layers, counts)
             f.store(launches + 1, counts, 4)
@@ -208,12 +208,17 @@ class _Emitter:
         for _ in f.when((self.thread < each) & (column < shape.hidden)):
             f.store(f.i64(0), f.gep(other, column.to(i64), 8))
 
-    def _received(self, x: list[Value], layer: Value, more: int) -> list[Value]:
+    def _look(self) -> list[Value]:
+        """At what has been added to x."""
+        at = self.f.gep(self.sums, self.products.column.to(i64), 8)
+        return self.f.look_at_sums(at, [8 * THREADS * i for i in range(self.shape.own)])
+
+    def _received(self, x: list[Value], layer: Value, more: int, seen: list[Value]) -> list[Value]:
         """x with all that layers before this one have added to it, and so many blocks in this."""
         f, shape = self.f, self.shape
         count = layer * (shape.kv_heads + shape.splits) + more & 255
         at = f.gep(self.sums, self.products.column.to(i64), 8)
-        found = f.receive_sums(at, [8 * THREADS * i for i in range(len(x))], count)
+        found = f.receive_sums(at, [8 * THREADS * i for i in range(shape.own)], count, seen)
         return [a + b for a, b in zip(x, found, strict=True)]
 
     def _gains(self, gain: Value) -> list[Value]:
@@ -221,7 +226,7 @@ class _Emitter:
         at = f.gep(gain, self.products.column.to(i64), 4)
         return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
 
-    def _layer(self, number: Value, tag: Value, place: Place, x: list[Value]) -> list[Value]:
+    def _layer(self, number: Value, tag: Value, place: Slot, x: list[Value]) -> list[Value]:
         f, shape, products = self.f, self.shape, self.products
         layer = _Layer(f, self.table, number)
         self._note(number)
@@ -229,12 +234,12 @@ class _Emitter:
         first, second = self._gains(layer[GAIN]), self._gains(layer[SECOND_GAIN])
         heads = Heads(layer[QUERY_GAIN], layer[KEY_GAIN], *self._caches(layer))
 
-        def normed() -> Columns:
-            now = self._received(x, number, 0)
+        def normed(seen: list[Value]) -> Columns:
+            now = self._received(x, number, 0, seen)
             self._note(number)
             return self._normed(now, first, shape.qkv, 0)
 
-        place = self._product(shape.qkv, place, 0, normed, number)
+        place = self._product(shape.qkv, place, 0, self._look, normed, number)
         for _ in f.when(self.thread < shape.qkv.rows):
             value = products.total(self.thread, 0) * products.norm(0)
             row = self.block * shape.qkv.rows + self.thread + shape.at_qkv
@@ -243,38 +248,41 @@ class _Emitter:
         place = self.attention.emit(heads, exchange, place)
         self._note(number)
 
-        def combined() -> Columns:
-            self.attention.combine_blocks(exchange)
+        parts = self.attention.parts(exchange)
+
+        def combined(seen: list[Value]) -> Columns:
+            self.attention.combine_blocks(exchange, parts, seen)
             self._note(number)
             f.barrier(THREADS)
             return products.out_columns(shape.out)
 
-        place = self._product(shape.out, place, 1, combined, number)
+        place = self._product(shape.out, place, 1, lambda: f.look(parts), combined, number)
         self._add(shape.out, self.rank * shape.out.rows)
         self._note(number)
 
-        def normed_again() -> Columns:
-            now = self._received(x, number, shape.kv_heads)
+        def normed_again(seen: list[Value]) -> Columns:
+            now = self._received(x, number, shape.kv_heads, seen)
             self._note(number)
             return self._normed(now, second, shape.gate_up, 0)
 
-        place = self._product(shape.gate_up, place, 0, normed_again, number)
+        place = self._product(shape.gate_up, place, 0, self._look, normed_again, number)
         self._send_gated(tag)
         self._note(number)
 
-        def gated() -> Columns:
-            part = self.block - self.block.udiv(shape.splits) * shape.splits
-            at = f.gep(self.base, (products.column + part * shape.down.columns).to(i64), 4)
-            places = [
-                (at, 4 * (shape.at_gated + THREADS * i), 1)
-                for i in range(shape.down.columns // THREADS)
-            ]
-            values = f.receive(places, tag)
+        share = self.block - self.block.udiv(shape.splits) * shape.splits
+        at = f.gep(self.base, (products.column + share * shape.down.columns).to(i64), 4)
+        gates = [
+            (at, 4 * (shape.at_gated + THREADS * i), 1)
+            for i in range(shape.down.columns // THREADS)
+        ]
+
+        def gated(seen: list[Value]) -> Columns:
+            values = f.receive(gates, tag, seen)
             self._note(number)
             products.put(values)
             return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
 
-        place = self._product(shape.down, place, 1, gated, number)
+        place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number)
         self._add(shape.down, self.block.udiv(shape.splits) * shape.down.rows)
         self._note(number)
         return list(place)
@@ -297,20 +305,22 @@ class _Emitter:
     def _product(
         self,
         part: Part,
-        place: Place,
+        place: Slot,
         buffer: int,
-        columns: Callable[[], Columns],
+        look: Callable[[], list[Value]],
+        columns: Callable[[list[Value]], Columns],
         number: Value,
-    ) -> Place:
-        """Multiply, and store the sums of warps; weights are fetched before values are awaited."""
+    ) -> Slot:
+        """Multiply, and store the sums of warps; weights are fetched while values are under way."""
         f, products = self.f, self.products
+        seen = look()
         if self._at_once(part):
             tiles, place = products.fetch(part, place)
             self._note(number)
-            products.finish(tiles, columns(), buffer)
+            products.finish(tiles, columns(seen), buffer)
         else:
             self._note(number)
-            place = products.stream(part, place, buffer, columns())
+            place = products.stream(part, place, buffer, columns(seen))
         self._note(number)
         f.barrier(THREADS)
         return place
@@ -338,7 +348,7 @@ class _Emitter:
 
     # -- the head ---------------------------------------------------------------------------------
 
-    def _head(self, x: list[Value], place: Place) -> None:
+    def _head(self, x: list[Value], place: Slot) -> None:
         """Some tiles of the head at a time; sums lie in two buffers in turns."""
         f, shape, products = self.f, self.shape, self.products
         logits = f.arg(self.args, 1, ptr)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.builder import BlockFunction
-from rlx.backends.cuda.kernels.persistent.ring import Place, Ring
+from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     OUT_PLANES,
     PLANES,
@@ -100,7 +100,7 @@ class Products:
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def fetch(self, part: Part, place: Place) -> tuple[Tiles, Place]:
+    def fetch(self, part: Part, place: Slot) -> tuple[Tiles, Slot]:
         """All of the warp's weights of a part, into registers."""
         starts = self.ring.wait_all(place, part.slots)
         found: Tiles = []
@@ -193,7 +193,7 @@ class Products:
                 total = [a + b for a, b in zip(total, chain, strict=True)]
             self.park(number, total, buffer)
 
-    def stream(self, part: Part, place: Place, buffer: int, columns: Columns) -> Place:
+    def stream(self, part: Part, place: Slot, buffer: int, columns: Columns) -> Slot:
         """Multiply slot by slot as they come; `columns` are the operands if registers hold them."""
         f = self.f
 
@@ -206,14 +206,14 @@ class Products:
         slot, parity = f.loop(f.i32(0), f.i32(part.down), f.i32(1), list(place), row)
         return slot, parity
 
-    def stream_rows(self, part: Part, place: Place, number: Value, columns: Columns) -> Place:
+    def stream_rows(self, part: Part, place: Slot, number: Value, columns: Columns) -> Slot:
         """The same of one row of slots, the `number`-th of the buffers of sums."""
         sums, place = self._stream_row(part, place, columns)
         for tile in range(part.tiles):
             self.park(number * part.tiles + tile, sums[4 * tile : 4 * tile + 4], 0)
         return place
 
-    def _stream_row(self, part: Part, place: Place, columns: Columns) -> tuple[list[Value], Place]:
+    def _stream_row(self, part: Part, place: Slot, columns: Columns) -> tuple[list[Value], Slot]:
         f = self.f
         per, slots = max(1, part.boxes // 4), max(1, 4 // part.boxes)  # rounds, or slots of one
 

@@ -15,7 +15,7 @@ from rlx.backends.cuda.kernels.persistent.shape import (
 )
 from rlx.llvm.builder import Value, i32
 
-Place = tuple[Value, Value]  # a slot, and the parity of its phase
+Slot = tuple[Value, Value]  # a slot, and the parity of its phase
 
 
 class Ring:
@@ -35,17 +35,17 @@ class Ring:
             f.init_mbarrier(f.i32(self._empty + 8 * i), WARPS)
         f.fence_mbarriers()
 
-    def start(self) -> Place:
+    def start(self) -> Slot:
         return self.f.i32(0), self.f.i32(0)
 
-    def next(self, place: Place) -> Place:
+    def next(self, place: Slot) -> Slot:
         f, (slot, parity) = self.f, place
         is_last = slot.eq(self.slots - 1)
         return f.select(is_last, f.i32(0), slot + 1), parity ^ is_last.to(i32, signed=False)
 
     # -- the thread that copies -------------------------------------------------------------------
 
-    def fill(self, place: Place, count: int, copy: Callable[[Value, Value], None]) -> Place:
+    def fill(self, place: Slot, count: int, copy: Callable[[Value, Value], None]) -> Slot:
         """Fill a slot with `count` bytes by `copy(start of the slot, mbarrier)`."""
         f, (slot, parity) = self.f, place
         if self.ahead < self.slots:
@@ -59,8 +59,8 @@ class Ring:
         return self.next(place)
 
     def fill_part(
-        self, part: Part, maps: Sequence[Value], row: Value, column: Value | int, place: Place
-    ) -> Place:
+        self, part: Part, maps: Sequence[Value], row: Value, column: Value | int, place: Slot
+    ) -> Slot:
         """Fill the slots of a part of a matrix, or of two, that begins at this row and column."""
         f = self.f
 
@@ -81,7 +81,7 @@ class Ring:
         slot, parity = f.loop(f.i32(0), f.i32(part.slots), f.i32(1), list(place), fill)
         return slot, parity
 
-    def fill_piece(self, keys: Value, values: Value, place: Place) -> Place:
+    def fill_piece(self, keys: Value, values: Value, place: Slot) -> Slot:
         """Fill a slot with keys and values of some positions."""
         f, count = self.f, 2 * PIECE * self.shape.head_dim
 
@@ -93,12 +93,12 @@ class Ring:
 
     # -- the warps that read ----------------------------------------------------------------------
 
-    def wait(self, place: Place) -> Value:
+    def wait(self, place: Slot) -> Value:
         """Wait until a slot is full; where it begins."""
         self.f.wait_phase(place[0] * 8 + self._full, place[1])
         return place[0] * SLOT
 
-    def free(self, *places: Place) -> None:
+    def free(self, *places: Slot) -> None:
         """This warp has read the slots."""
         f = self.f
         f.warp_barrier()
@@ -106,7 +106,7 @@ class Ring:
             for slot, _ in places:
                 f.arrive(slot * 8 + self._empty)
 
-    def wait_all(self, place: Place, count: int) -> list[Value]:
+    def wait_all(self, place: Slot, count: int) -> list[Value]:
         """Wait until so many slots are full, each of them by a lane; where they begin."""
         f = self.f
         slot, parity = self._of_lane(place)
@@ -118,7 +118,7 @@ class Ring:
             starts.append(self.next((starts[-1], place[1]))[0])
         return [s * SLOT for s in starts]
 
-    def free_all(self, place: Place, count: int) -> Place:
+    def free_all(self, place: Slot, count: int) -> Slot:
         """This warp has read so many slots; the place behind them."""
         f = self.f
         f.warp_barrier()
@@ -127,10 +127,10 @@ class Ring:
             f.arrive(slot * 8 + self._empty)
         return self._further(place, count)
 
-    def _of_lane(self, place: Place) -> Place:
+    def _of_lane(self, place: Slot) -> Slot:
         return self._further(place, self.f.lane32())
 
-    def _further(self, place: Place, by: Value | int) -> Place:
+    def _further(self, place: Slot, by: Value | int) -> Slot:
         f, (slot, parity) = self.f, place
         there = slot + by
         wraps = there >= self.slots
