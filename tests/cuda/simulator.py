@@ -74,7 +74,8 @@ class Simulated(BlockFunction):
         self.bytes = np.full(shared * module.blocks + 1024, 0xCD, np.uint8)
         self.pending: list[tuple[Any, list[tuple[Any, ...]]]] = []  # who has them, copies
         self.open: list[tuple[Any, ...]] = []
-        self.waited = self.fenced = False
+        self.fenced = False
+        self.waits = np.zeros(self.count, bool)  # threads that wait for the kernel in front
         self.groups = 0
         self.phases: dict[int, list[tuple[int, list[tuple[Any, Any]]]]] = {}  # of mbarriers
         self.passed: dict[int, int] = {}
@@ -466,8 +467,7 @@ class Simulated(BlockFunction):
         self.inside(data_of(address)[self.active], 1)
 
     def wait_for_previous(self) -> None:
-        assert self.is_part or self.active.all(), "some threads do not wait"
-        self.waited = True
+        self.waits |= self.active
 
     def let_next_start(self) -> None:
         pass
@@ -872,6 +872,6 @@ def run_kernel(kernel: BlockKernel, blocks: int, args: int, inside: Inside) -> N
     """Run a launch, all blocks side by side."""
     module = SimulatedModule(blocks, args, inside)
     kernel.emit(module)
-    assert module.made.waited, "the kernel does not wait for the one in front"
+    assert module.made.waits.all(), "threads do not wait for the kernel in front"
     assert not module.made.open, "copies without a group"
     assert not any(module.made.phases.values()), "copies that nobody waits for"

@@ -6,7 +6,7 @@ shared memory, blocks by whoever needs the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlx.backends.cuda.builder import WARP, Place
 from rlx.backends.cuda.kernels.persistent.product import Products
@@ -26,6 +26,7 @@ from rlx.support.records import dataclass
 LOWEST = -1e30
 _LOG2_E = 1.4426950408889634
 _EACH = PIECE // WARPS  # positions of a piece that a warp has
+_LANES = WARP // _EACH  # that have scores of one position
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,11 @@ class Attention:
         found = self._new_position(queries, owns)
 
         def piece(number: Value, slot: Value, parity: Value, *state: Value) -> list[Value]:
-            start = self.ring.wait((slot, parity))
-            made = self._piece(number, start, queries, state)
-            self.ring.free((slot, parity))
-            return [*self.ring.next((slot, parity)), *made]
+            behind = self.ring.next((slot, parity))
+            starts = [self.ring.wait(p) for p in ((slot, parity), behind)]
+            made = self._piece(number, starts, queries, state)
+            self.ring.free((slot, parity), behind)
+            return [*self.ring.next(behind), *made]
 
         slot, parity, *found = f.loop(
             exchange.rank, self.pieces, f.i32(shape.ranks), [*place, *found], piece
@@ -171,7 +173,7 @@ class Attention:
             at = self.lane * 4 + shape.place(NEW_KV)
             key, value = (self._numbers(at, 2 * shape.head_dim * i) for i in range(2))
             scores = [self._dot(q, key) for q in queries]
-            total = self._folded([*scores, *scores])
+            total = self._folded(scores * _EACH)
             return [total, f.const(1.0, f32), *(value * shape.group)]
 
         return f.if_(owns & self.warp.eq(WARPS - 1), begin, lambda: nothing)
@@ -198,28 +200,39 @@ class Attention:
             distance //= 2
         return values[0]
 
+    def _over_positions(self, value: Value, join: Callable[[Value, Value], Value]) -> Value:
+        """Join what the lanes know of the warp's positions."""
+        distance = WARP // 2
+        while distance >= _LANES:
+            value = join(value, self.f.exchange(value, distance))
+            distance //= 2
+        return value
+
     def _piece(
-        self, number: Value, start: Value, queries: list[list[Value]], state: Sequence[Value]
+        self,
+        number: Value,
+        starts: Sequence[Value],
+        queries: list[list[Value]],
+        state: Sequence[Value],
     ) -> list[Value]:
         f, shape = self.f, self.shape
         largest, weights, *sums = state
         row = 2 * shape.head_dim
-        at = start + self.warp * (_EACH * row) + self.lane * 4
+        keys_at, values_at = (s + self.warp * (_EACH * row) + self.lane * 4 for s in starts)
         first = number * PIECE + self.warp * _EACH
-        keys = [self._numbers(at, row * i) for i in range(_EACH)]
+        keys = [self._numbers(keys_at, row * i) for i in range(_EACH)]
         score = self._folded([self._dot(q, key) for key in keys for q in queries])
-        valid = first + (self.lane >> 4) < self.position
+        valid = first + self.lane.udiv(_LANES) < self.position
         score = f.select(valid, score, LOWEST)
-        above = f.larger(largest, f.larger(score, f.exchange(score, WARP // 2)))
+        above = f.larger(largest, self._over_positions(score, f.larger))
         weight = f.select(valid, f.exp2_fast(score - above), 0.0)
         shrink = f.exp2_fast(largest - above)
-        weights = f.fma(weights, shrink, weight + f.exchange(weight, WARP // 2))
+        weights = f.fma(weights, shrink, self._over_positions(weight, lambda a, b: a + b))
         lanes = WARP // (_EACH * shape.group)  # that have the same score
         values = []
         for i in range(_EACH):  # what is behind the position may be anything
             there = first + i < self.position
-            offset = PIECE * row + row * i
-            words = [f.load_shared(at, i32, offset + 128 * j) for j in range(2)]
+            words = [f.load_shared(values_at, i32, row * i + 128 * j) for j in range(2)]
             words = [f.select(there, w, f.i32(0)) for w in words]
             values.append([v for w in words for v in f.unpack_halves(w, shape.kv)])
         made: list[Value] = []
@@ -238,10 +251,10 @@ class Attention:
         f, shape = self.f, self.shape
         largest, weights, *sums = state
         lanes = WARP // (_EACH * shape.group)
-        head = (self.lane & 15).udiv(lanes)
+        head = (self.lane & _LANES - 1).udiv(lanes)
         at = head * (4 * WARPS) + self.warp * 4 + shape.place(MAXIMA)
         second = 4 * WARPS * shape.group
-        for _ in f.when((self.lane & 16 + lanes - 1).eq(0)):
+        for _ in f.when((self.lane & WARP - _LANES + lanes - 1).eq(0)):
             f.store_shared(largest, at)
         f.barrier(THREADS)
         for i in range(shape.group):

@@ -32,7 +32,7 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     DenseShape,
     Part,
 )
-from rlx.llvm.builder import Value, f32, i32, i64, ptr
+from rlx.llvm.builder import Value, bf16, f32, i32, i64, ptr
 from rlx.support.records import dataclass
 
 MARKS = 24  # clocks of a layer that a profile notes
@@ -42,15 +42,18 @@ _PATIENCE = 1 << 32  # clocks, some seconds
 
 @dataclass(frozen=True)
 class PersistentDecode(BlockKernel):
-    """args: x, logits, gain of the last norm, head, tables of cosines and sines, position, values
-    that are handed over, clocks; then of each layer q k v, out, gate, up, down, both gains, those
+    """args: x or the token, logits, gain of the last norm, head, tables of cosines and sines,
+    position, values that are handed over, clocks, embedding, status, error number, rows of the
+    embedding; then of each layer q k v, out, gate, up, down, both gains, those
     of query and key heads, cache of keys and of values. Matrices are tensor maps.
 
-    With `marks` a block notes its clock between the stages.
+    With `embeds`, x is a row of the embedding. With `marks` a block notes its clock between the
+    stages.
     """
 
     shape: DenseShape
     ahead: int = 2  # slots that are being filled at a time
+    embeds: bool = False
     marks: bool = False
 
     @property
@@ -60,6 +63,10 @@ class PersistentDecode(BlockKernel):
     @property
     def threads(self) -> int:
         return THREADS + WARP
+
+    @property
+    def may_begin_run(self) -> bool:
+        return True  # of its args only addresses are read before it waits
 
     @property
     def shared(self) -> int:
@@ -99,19 +106,27 @@ class _Emitter:
         f = self.f
         for _ in f.when(self.thread.eq(0)):
             self.ring.init()
-        f.barrier()
-        f.let_next_start()
-        f.wait_for_previous()
         count = FIXED_ARGS + LAYER_ARGS * self.shape.layers
         self.table = self.shape.place(ARGS)
         for i in f.range(self.thread, f.i32(count), f.i32(self.kernel.threads)):
             f.store_shared(f.load(f.gep(self.args, i.to(i64), 8), i64), i * 8 + self.table)
         f.barrier()
         self.position = f.arg(self.args, 6, i32)
-        self.pieces = (self.position + (PIECE - 1)) >> 5  # of the cache, before the new position
+        self.pieces = (self.position + (PIECE - 1)).udiv(
+            PIECE
+        )  # of the cache, before the new position
         f.if_((self.thread >> 5).eq(WARPS), self._copy, self._compute)
 
     # -- the warp that copies ---------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Wait for the kernels in front; those behind may read args once all of them have ended."""
+        f = self.f
+        f.wait_for_previous()
+        f.let_next_start()
+        self.position = f.arg(self.args, 6, i32)
+        # Pieces of the cache, before the new position.
+        self.pieces = (self.position + (PIECE - 1)).udiv(PIECE)
 
     def _copy(self) -> None:
         f, shape = self.f, self.shape
@@ -122,19 +137,34 @@ class _Emitter:
             at = number * (8 * LAYER_ARGS) + (i - number * _MAPS) * 8
             f.acquire_map(f.load_shared_pointer(at, self.table + 8 * FIXED_ARGS))
         f.warp_barrier()
+        place = self.ring.start()
+        if shape.qkv.slots < shape.slots:  # no kernel in front writes weights
+            for _ in f.when(f.lane32().eq(0)):
+                self._copy_qkv(f.i32(0), place)
+            place = f.i32(shape.qkv.slots), f.i32(0)
+            f.warp_barrier()
+        self._begin()
         f.fence_copies()  # the cache was written by kernels before
         for _ in f.when(f.lane32().eq(0)):
-            self._copy_all(head)
+            if shape.qkv.slots >= shape.slots:
+                place = self._copy_qkv(f.i32(0), place)
+            self._copy_all(head, place)
 
-    def _copy_all(self, head: Value) -> None:
-        """By one thread."""
+    def _copy_qkv(self, number: Value, place: Slot, slots: Value | None = None) -> Slot:
+        part, layer = self.shape.qkv, _Layer(self.f, self.table, number)
+        return self.ring.fill_part(part, [layer[QKV]], self.block * part.rows, 0, place, slots)
+
+    def _copy_all(self, head: Value, place: Slot) -> None:
+        """By one thread, from behind the first layer's q k v."""
         f, shape = self.f, self.shape
 
         def layer(number: Value, slot: Value, parity: Value) -> list[Value]:
-            return list(self._copy_layer(_Layer(f, self.table, number), (slot, parity)))
+            place = self._copy_layer(_Layer(f, self.table, number), (slot, parity))
+            behind = number + 1
+            slots = f.select(behind < shape.layers, f.i32(shape.qkv.slots), 0)
+            return list(self._copy_qkv(f.min(behind, shape.layers - 1), place, slots))
 
-        start = list(self.ring.start())
-        slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), start, layer)
+        slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), list(place), layer)
 
         def rows(number: Value, slot: Value, parity: Value) -> list[Value]:
             place = slot, parity
@@ -148,7 +178,6 @@ class _Emitter:
 
     def _copy_layer(self, layer: _Layer, place: Slot) -> Slot:
         f, shape, ring = self.f, self.shape, self.ring
-        place = ring.fill_part(shape.qkv, [layer[QKV]], self.block * shape.qkv.rows, 0, place)
 
         def piece(number: Value, slot: Value, parity: Value) -> list[Value]:
             at = (self.group * shape.context + number * PIECE).to(i64)
@@ -172,6 +201,7 @@ class _Emitter:
 
     def _compute(self) -> None:
         f, shape = self.f, self.shape
+        self._begin()
         self.products = Products(f, shape, self.ring)
         self.base = f.arg(self.args, 7, ptr)
         counts = f.gep(self.base, shape.at_counts, 4)
@@ -179,11 +209,7 @@ class _Emitter:
         self._choose_sums(launches)
         cos, sin = (f.arg(self.args, i, ptr) for i in (4, 5))
         self.attention = Attention(self.products, cos, sin, self.position, self.pieces)
-        x = f.arg(self.args, 0, ptr)
-        start = [
-            f.load(f.gep(x, self.products.column.to(i64), 4), f32, 4 * THREADS * i)
-            for i in range(shape.own)
-        ]
+        start = self._embedded() if self.kernel.embeds else self._given()
 
         def layer(number: Value, slot: Value, parity: Value, *x: Value) -> list[Value]:
             self._mark = 0
@@ -196,6 +222,26 @@ class _Emitter:
         for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
             f.store(first + shape.layers, counts)
             f.store(launches + 1, counts, 4)
+
+    def _given(self) -> list[Value]:
+        f = self.f
+        at = f.gep(f.arg(self.args, 0, ptr), self.products.column.to(i64), 4)
+        return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
+
+    def _embedded(self) -> list[Value]:
+        """The row of the token; one outside of the embedding is reported."""
+        f = self.f
+        token, rows = f.load(f.arg(self.args, 0, ptr), i32), f.arg(self.args, 12, i32)
+        token = f.select(token < 0, token + rows, token)
+        inside = (token >= 0) & (token < rows)
+        for _ in f.when(~inside & self.thread.eq(0)):
+            f.store(f.arg(self.args, 11, i64), f.arg(self.args, 10, ptr))
+        row = f.gep(
+            f.arg(self.args, 9, ptr), f.select(inside, token, 0).to(i64), 2 * self.shape.hidden
+        )
+        at = f.gep(row, self.products.column.to(i64), 2)
+        words = [f.load(at, bf16.as_int, 2 * THREADS * i) for i in range(self.shape.own)]
+        return [(w.to(i32, signed=False) << 16).bits(f32) for w in words]
 
     def _choose_sums(self, launches: Value) -> None:
         """Launches take turns with two buffers of sums; each clears that of the next one."""

@@ -14,7 +14,7 @@ from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
 from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
 from rlx.backends.cuda.lowering import KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
-from rlx.backends.kernel_args import Pointer
+from rlx.backends.kernel_args import NodeNumber, Pointer, Status
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
@@ -66,6 +66,7 @@ class Model:
     eps: float
     head_eps: float
     scale: float
+    lookup: Node | None  # the lookup in an embedding that gives x, if the kernel does it
 
 
 def persist(
@@ -111,7 +112,10 @@ def _replaced(
     if not ours or ours != list(range(ours[0], ours[-1] + 1)):
         raise Unsuited("other launches stand between those of the layers")
     made = KernelLaunch(
-        PersistentDecode(shape), _args(model, shape), blocks=shape.blocks, node=model.logits.node
+        PersistentDecode(shape, embeds=model.lookup is not None),
+        _args(model, shape),
+        blocks=shape.blocks,
+        node=model.logits.node,
     )
     return [*launches[: ours[0]], made, *launches[ours[-1] + 1 :]]
 
@@ -124,10 +128,16 @@ def _args(model: Model, shape: DenseShape) -> list[KernelArg]:
     def gain(value: Value | None) -> KernelArg:
         return 0 if value is None else Pointer(value)
 
+    start: KernelArg = Pointer(model.x)
+    embedding: list[KernelArg] = [0, 0, 0, 0]
+    if model.lookup is not None:
+        table, ids = model.lookup.inputs
+        start, rows = Pointer(ids), table.shape.dims[0]
+        embedding = [Pointer(table), Status(), NodeNumber(model.lookup), rows]
     args: list[KernelArg] = [
-        Pointer(model.x), Pointer(model.logits), Pointer(model.gain),
+        start, Pointer(model.logits), Pointer(model.gain),
         matrix(model.head, shape.head), Pointer(model.cos), Pointer(model.sin), model.position,
-        Lasting(4 * shape.words), 0,
+        Lasting(4 * shape.words), 0, *embedding,
     ]  # fmt: skip
     for layer in model.layers:
         args += [
@@ -179,11 +189,30 @@ def _recognise(graph: Graph, lir: Lir) -> Model:
     seen = {node for part in (*found, head) for node in part.seen}
     nodes = _between(head.logits, found[0].x)
     _require_alone(nodes, seen, head.logits, users, lir)
+    lookup = _lookup(found[0].x, nodes, users, lir)
+    if lookup is not None:
+        nodes |= {found[0].x.node, lookup}
     return Model(
         found[0].x, tuple([part.layer for part in found]), head.gain, head.matrix, head.logits,
         found[0].cos, found[0].sin, found[0].position, frozenset(nodes), found[0].eps,
-        found[0].head_eps, found[0].scale,
+        found[0].head_eps, found[0].scale, lookup,
     )  # fmt: skip
+
+
+def _lookup(x: Value, nodes: set[Node], users: Any, lir: Lir) -> Node | None:
+    """The lookup of one token in an embedding of bf16, if it gives x and nothing else reads it."""
+    node = x.node
+    if node.op.name != "cast" or node.inputs[0].node.op.name != "gather":
+        return None
+    found: Node = node.inputs[0].node
+    op: Any = found.op
+    table, ids = found.inputs
+    plain = table.node.op.name == "param" and table.dtype.name == "bf16" and op.axis == 0
+    one = ids.dtype.name == "i32" and all(d == 1 for d in ids.shape.dims)
+    alone = set(users.get(found.output, [])) == {node} and set(users.get(x, [])) <= nodes
+    outside = not {found.output, x} & set(lir.outputs)
+    same_phase = lir.phases.get(found) is lir.phases.get(node) is lir.phases.get(next(iter(nodes)))
+    return found if plain and one and alone and outside and same_phase else None
 
 
 def _require_same(settings: Sequence[Any]) -> None:
@@ -344,7 +373,7 @@ class _Layer(_Part):
         )
         self.weights = [qkv, out, gate, up, down, keys, values]
         self.settings = (
-            self.scale, self.position, self.eps, self.head_eps, self.cos, self.sin,
+            self.scale, self.position, self.eps, self.head_eps, id(self.cos), id(self.sin),
             query_gain is None, keys.dtype,
         )  # fmt: skip
 
@@ -364,10 +393,11 @@ class _Layer(_Part):
             self.require_gain(gain)
         if len(inputs) != 3:
             raise Unsuited("positions are a tensor")
-        settings = (op.offset, inputs[1], inputs[2], getattr(op, "eps", 0.0))
+        eps = getattr(op, "eps", 0.0)
         if first:
-            self.position, self.cos, self.sin, self.head_eps = settings
-        elif settings != (self.position, self.cos, self.sin, self.head_eps):
+            self.position, self.cos, self.sin, self.head_eps = op.offset, *inputs[1:], eps
+        tables = inputs[1] is self.cos and inputs[2] is self.sin
+        if not tables or (op.offset, eps) != (self.position, self.head_eps):
             raise Unsuited("queries and keys are rotated in different ways")
         if self.cos.dtype.name != "f32" or self.sin.dtype.name != "f32":
             raise Unsuited("tables of angles are not f32")

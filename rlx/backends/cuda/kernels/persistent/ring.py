@@ -59,7 +59,13 @@ class Ring:
         return self.next(place)
 
     def fill_part(
-        self, part: Part, maps: Sequence[Value], row: Value, column: Value | int, place: Slot
+        self,
+        part: Part,
+        maps: Sequence[Value],
+        row: Value,
+        column: Value | int,
+        place: Slot,
+        slots: Value | None = None,
     ) -> Slot:
         """Fill the slots of a part of a matrix, or of two, that begins at this row and column."""
         f = self.f
@@ -75,21 +81,22 @@ class Ring:
                         offset = box * part.box_bytes + half * (part.box_bytes // part.halves)
                         f.copy_tile(start + offset, source, first + 64 * box, top, full)
 
-            count = part.boxes * part.box_bytes
-            return list(self.fill((slot, parity), count, copy))
+            return list(self.fill((slot, parity), part.boxes * part.box_bytes, copy))
 
-        slot, parity = f.loop(f.i32(0), f.i32(part.slots), f.i32(1), list(place), fill)
+        count = f.i32(part.slots) if slots is None else slots
+        slot, parity = f.loop(f.i32(0), count, f.i32(1), list(place), fill)
         return slot, parity
 
     def fill_piece(self, keys: Value, values: Value, place: Slot) -> Slot:
-        """Fill a slot with keys and values of some positions."""
-        f, count = self.f, 2 * PIECE * self.shape.head_dim
+        """Fill a slot with the keys of some positions, and one with their values."""
+        count = 2 * PIECE * self.shape.head_dim
+        for source in (keys, values):
 
-        def copy(start: Value, full: Value) -> None:
-            f.copy_bytes(start, keys, count, full)
-            f.copy_bytes(start + count, values, count, full)
+            def copy(start: Value, full: Value, source: Value = source) -> None:
+                self.f.copy_bytes(start, source, count, full)
 
-        return self.fill(place, 2 * count, copy)
+            place = self.fill(place, count, copy)
+        return place
 
     # -- the warps that read ----------------------------------------------------------------------
 

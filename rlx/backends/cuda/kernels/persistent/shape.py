@@ -10,7 +10,7 @@ from rlx.support.records import dataclass
 WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
 TILE = 16  # rows that a tensor core multiplies at a time
-PIECE = 32  # positions of the KV cache that are copied and read together
+PIECE = 64  # positions of the KV cache that are copied and read together
 SLOT = 16_384  # bytes of a slot of the ring
 ROUND = 16 * WARPS  # columns of which each warp has 16
 _BOX_ROW = 128  # bytes
@@ -273,6 +273,6 @@ SUM_STRIDE = 4 * WARPS + 16  # bytes from row to row of the sums of warps
 HEAD_ROWS = 32  # of the head in a slot
 HEAD_TILES = 2  # times so many between two barriers
 PLANES_OF_ROUND = 96  # bytes of 16 numbers
-FIXED_ARGS = 9
+FIXED_ARGS = 13
 LAYER_ARGS = 11
 BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, VALUES, ARGS = range(10)
