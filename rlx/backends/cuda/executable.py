@@ -67,8 +67,7 @@ class CudaExecutable(KernelExecutable):
         self.overlaps = kernels.gpu.capability >= _OVERLAP
         # The first kernel waits for all before it: the others read args ahead of their own waits.
         self._grids = [
-            _geometry(x, most, self.overlaps and (i > 0 or _may_begin(x)))
-            for i, x in enumerate(self.program.launches)
+            _geometry(x, most, self.overlaps and i > 0) for i, x in enumerate(self.program.launches)
         ]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
@@ -272,10 +271,6 @@ def _geometry(x: KernelLaunch, most: int, overlaps: bool) -> Launch:
         return Launch(x.blocks, x.kernel.threads, x.kernel.shared, overlaps)
     shared = 0 if x.kernel is None else x.kernel.shared
     return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, shared, overlaps)
-
-
-def _may_begin(x: KernelLaunch) -> bool:
-    return isinstance(x.kernel, BlockKernel) and x.kernel.may_begin_run
 
 
 def _address(buffer: Buffer) -> int:

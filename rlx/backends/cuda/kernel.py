@@ -51,12 +51,6 @@ class GpuKernel(ABC):
 class BlockKernel(GpuKernel):
     """Base of kernels whose blocks have a fixed number of threads, which work together."""
 
-    @property
-    def may_begin_run(self) -> bool:
-        """Whether it may start before the run in front has ended: before it waits it reads nothing
-        that runs change, and no kernel behind it starts before it has waited."""
-        return False
-
 
 class KernelLoader:
     """Makes the kernels of one GPU and loads them; safe to call from several threads."""

@@ -14,7 +14,6 @@ from rlx.backends.cuda.kernels.persistent.ring import Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     MAXIMA,
     NEW_KV,
-    PIECE,
     QUERIES,
     THREADS,
     VALUES,
@@ -25,8 +24,6 @@ from rlx.support.records import dataclass
 
 LOWEST = -1e30
 _LOG2_E = 1.4426950408889634
-_EACH = PIECE // WARPS  # positions of a piece that a warp has
-_LANES = WARP // _EACH  # that have scores of one position
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,8 @@ class Attention:
         self.f, self.shape, self.ring = products.f, products.shape, products.ring
         self.warp, self.lane = products.warp, products.lane
         f = self.f
+        self._each = self.shape.piece // WARPS  # positions of a piece that a warp has
+        self._lanes = WARP // self._each  # that have scores of one position
         row = (position * (self.shape.head_dim // 2) + self.lane * 2).to(i64)
         pairs = [f.load(f.gep(table, row, 4), vec(2, f32), align=8) for table in (cos, sin)]
         self._cos, self._sin = ([f.extract(p, i) for i in range(2)] for p in pairs)
@@ -72,11 +71,10 @@ class Attention:
         found = self._new_position(queries, owns)
 
         def piece(number: Value, slot: Value, parity: Value, *state: Value) -> list[Value]:
-            behind = self.ring.next((slot, parity))
-            starts = [self.ring.wait(p) for p in ((slot, parity), behind)]
+            starts, slots = self.ring.wait_piece((slot, parity))
             made = self._piece(number, starts, queries, state)
-            self.ring.free((slot, parity), behind)
-            return [*self.ring.next(behind), *made]
+            self.ring.free(*slots)
+            return [*self.ring.next(slots[-1]), *made]
 
         slot, parity, *found = f.loop(
             exchange.rank, self.pieces, f.i32(shape.ranks), [*place, *found], piece
@@ -173,7 +171,7 @@ class Attention:
             at = self.lane * 4 + shape.place(NEW_KV)
             key, value = (self._numbers(at, 2 * shape.head_dim * i) for i in range(2))
             scores = [self._dot(q, key) for q in queries]
-            total = self._folded(scores * _EACH)
+            total = self._folded(scores * self._each)
             return [total, f.const(1.0, f32), *(value * shape.group)]
 
         return f.if_(owns & self.warp.eq(WARPS - 1), begin, lambda: nothing)
@@ -203,7 +201,7 @@ class Attention:
     def _over_positions(self, value: Value, join: Callable[[Value, Value], Value]) -> Value:
         """Join what the lanes know of the warp's positions."""
         distance = WARP // 2
-        while distance >= _LANES:
+        while distance >= self._lanes:
             value = join(value, self.f.exchange(value, distance))
             distance //= 2
         return value
@@ -218,19 +216,19 @@ class Attention:
         f, shape = self.f, self.shape
         largest, weights, *sums = state
         row = 2 * shape.head_dim
-        keys_at, values_at = (s + self.warp * (_EACH * row) + self.lane * 4 for s in starts)
-        first = number * PIECE + self.warp * _EACH
-        keys = [self._numbers(keys_at, row * i) for i in range(_EACH)]
+        keys_at, values_at = (s + self.warp * (self._each * row) + self.lane * 4 for s in starts)
+        first = number * shape.piece + self.warp * self._each
+        keys = [self._numbers(keys_at, row * i) for i in range(self._each)]
         score = self._folded([self._dot(q, key) for key in keys for q in queries])
-        valid = first + self.lane.udiv(_LANES) < self.position
+        valid = first + self.lane.udiv(self._lanes) < self.position
         score = f.select(valid, score, LOWEST)
         above = f.larger(largest, self._over_positions(score, f.larger))
         weight = f.select(valid, f.exp2_fast(score - above), 0.0)
         shrink = f.exp2_fast(largest - above)
         weights = f.fma(weights, shrink, self._over_positions(weight, lambda a, b: a + b))
-        lanes = WARP // (_EACH * shape.group)  # that have the same score
+        lanes = WARP // (self._each * shape.group)  # that have the same score
         values = []
-        for i in range(_EACH):  # what is behind the position may be anything
+        for i in range(self._each):  # what is behind the position may be anything
             there = first + i < self.position
             words = [f.load_shared(values_at, i32, row * i + 128 * j) for j in range(2)]
             words = [f.select(there, w, f.i32(0)) for w in words]
@@ -239,7 +237,7 @@ class Attention:
         for head in range(shape.group):
             factor = f.from_lane(shrink, head * lanes)
             four = [v * factor for v in sums[4 * head : 4 * head + 4]]
-            for i in range(_EACH):
+            for i in range(self._each):
                 share = f.from_lane(weight, (i * shape.group + head) * lanes)
                 four = [f.fma(share, v, o) for v, o in zip(values[i], four, strict=True)]
             made += four
@@ -250,11 +248,11 @@ class Attention:
     def _combine_warps(self, state: Sequence[Value], exchange: Exchange) -> None:
         f, shape = self.f, self.shape
         largest, weights, *sums = state
-        lanes = WARP // (_EACH * shape.group)
-        head = (self.lane & _LANES - 1).udiv(lanes)
+        lanes = WARP // (self._each * shape.group)
+        head = (self.lane & self._lanes - 1).udiv(lanes)
         at = head * (4 * WARPS) + self.warp * 4 + shape.place(MAXIMA)
         second = 4 * WARPS * shape.group
-        for _ in f.when((self.lane & WARP - _LANES + lanes - 1).eq(0)):
+        for _ in f.when((self.lane & WARP - self._lanes + lanes - 1).eq(0)):
             f.store_shared(largest, at)
         f.barrier(THREADS)
         for i in range(shape.group):
@@ -313,13 +311,14 @@ class Attention:
         return places
 
     def combine_blocks(
-        self, exchange: Exchange, places: list[Place], seen: Sequence[Value]
+        self, exchange: Exchange, places: list[Place], seen: list[Value] | None
     ) -> None:
         """Combine these parts, and split the result for products."""
         f, shape = self.f, self.shape
         thread = self.products.thread
         for _ in f.when(thread < shape.group_columns):
-            top, total, *parts = f.receive(places, exchange.tag, seen)
+            found = f.look(places) if seen is None else seen
+            top, total, *parts = f.receive(places, exchange.tag, found)
             share = f.exp2_fast(top - f.warp_max(top, shape.ranks))
             whole = f.warp_sum(share * total, shape.ranks)
             share = share * f.reciprocal_fast(whole)

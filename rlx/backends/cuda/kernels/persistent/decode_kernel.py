@@ -26,7 +26,6 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     HEAD_ROWS,
     HEAD_TILES,
     LAYER_ARGS,
-    PIECE,
     THREADS,
     WARPS,
     DenseShape,
@@ -53,6 +52,7 @@ class PersistentDecode(BlockKernel):
 
     shape: DenseShape
     ahead: int = 2  # slots that are being filled at a time
+    early: bool = False  # look for values before weights are fetched
     embeds: bool = False
     marks: bool = False
 
@@ -63,10 +63,6 @@ class PersistentDecode(BlockKernel):
     @property
     def threads(self) -> int:
         return THREADS + WARP
-
-    @property
-    def may_begin_run(self) -> bool:
-        return True  # of its args only addresses are read before it waits
 
     @property
     def shared(self) -> int:
@@ -92,6 +88,17 @@ class _Layer:
         return self._f.load_shared_pointer(self._at, 8 * i)
 
 
+def _added(*terms: list[Value]) -> list[Value]:
+    """The sum of vectors, of which a thread has some numbers."""
+    first, *rest = terms
+    for other in rest:
+        first = [a + b for a, b in zip(first, other, strict=True)]
+    return first
+
+
+OUT_SUMS, DOWN_SUMS = range(2)  # what is added to x behind attention, and behind the FFN
+
+
 class _Emitter:
     def __init__(self, f: BlockFunction, kernel: PersistentDecode) -> None:
         self.f, self.kernel, self.shape = f, kernel, kernel.shape
@@ -106,27 +113,20 @@ class _Emitter:
         f = self.f
         for _ in f.when(self.thread.eq(0)):
             self.ring.init()
+        f.barrier()
+        f.let_next_start()
+        f.wait_for_previous()
         count = FIXED_ARGS + LAYER_ARGS * self.shape.layers
         self.table = self.shape.place(ARGS)
         for i in f.range(self.thread, f.i32(count), f.i32(self.kernel.threads)):
             f.store_shared(f.load(f.gep(self.args, i.to(i64), 8), i64), i * 8 + self.table)
         f.barrier()
         self.position = f.arg(self.args, 6, i32)
-        self.pieces = (self.position + (PIECE - 1)).udiv(
-            PIECE
-        )  # of the cache, before the new position
+        # Pieces of the cache, before the new position.
+        self.pieces = (self.position + (self.shape.piece - 1)).udiv(self.shape.piece)
         f.if_((self.thread >> 5).eq(WARPS), self._copy, self._compute)
 
     # -- the warp that copies ---------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """Wait for the kernels in front; those behind may read args once all of them have ended."""
-        f = self.f
-        f.wait_for_previous()
-        f.let_next_start()
-        self.position = f.arg(self.args, 6, i32)
-        # Pieces of the cache, before the new position.
-        self.pieces = (self.position + (PIECE - 1)).udiv(PIECE)
 
     def _copy(self) -> None:
         f, shape = self.f, self.shape
@@ -137,34 +137,19 @@ class _Emitter:
             at = number * (8 * LAYER_ARGS) + (i - number * _MAPS) * 8
             f.acquire_map(f.load_shared_pointer(at, self.table + 8 * FIXED_ARGS))
         f.warp_barrier()
-        place = self.ring.start()
-        if shape.qkv.slots < shape.slots:  # no kernel in front writes weights
-            for _ in f.when(f.lane32().eq(0)):
-                self._copy_qkv(f.i32(0), place)
-            place = f.i32(shape.qkv.slots), f.i32(0)
-            f.warp_barrier()
-        self._begin()
         f.fence_copies()  # the cache was written by kernels before
         for _ in f.when(f.lane32().eq(0)):
-            if shape.qkv.slots >= shape.slots:
-                place = self._copy_qkv(f.i32(0), place)
-            self._copy_all(head, place)
+            self._copy_all(head)
 
-    def _copy_qkv(self, number: Value, place: Slot, slots: Value | None = None) -> Slot:
-        part, layer = self.shape.qkv, _Layer(self.f, self.table, number)
-        return self.ring.fill_part(part, [layer[QKV]], self.block * part.rows, 0, place, slots)
-
-    def _copy_all(self, head: Value, place: Slot) -> None:
-        """By one thread, from behind the first layer's q k v."""
+    def _copy_all(self, head: Value) -> None:
+        """By one thread."""
         f, shape = self.f, self.shape
 
         def layer(number: Value, slot: Value, parity: Value) -> list[Value]:
-            place = self._copy_layer(_Layer(f, self.table, number), (slot, parity))
-            behind = number + 1
-            slots = f.select(behind < shape.layers, f.i32(shape.qkv.slots), 0)
-            return list(self._copy_qkv(f.min(behind, shape.layers - 1), place, slots))
+            return list(self._copy_layer(_Layer(f, self.table, number), (slot, parity)))
 
-        slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), list(place), layer)
+        start = list(self.ring.start())
+        slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), start, layer)
 
         def rows(number: Value, slot: Value, parity: Value) -> list[Value]:
             place = slot, parity
@@ -178,9 +163,10 @@ class _Emitter:
 
     def _copy_layer(self, layer: _Layer, place: Slot) -> Slot:
         f, shape, ring = self.f, self.shape, self.ring
+        place = ring.fill_part(shape.qkv, [layer[QKV]], self.block * shape.qkv.rows, 0, place)
 
         def piece(number: Value, slot: Value, parity: Value) -> list[Value]:
-            at = (self.group * shape.context + number * PIECE).to(i64)
+            at = (self.group * shape.context + number * shape.piece).to(i64)
             keys, values = (f.gep(layer[i], at, 2 * shape.head_dim) for i in (KEYS, VALUES))
             return list(ring.fill_piece(keys, values, (slot, parity)))
 
@@ -201,7 +187,6 @@ class _Emitter:
 
     def _compute(self) -> None:
         f, shape = self.f, self.shape
-        self._begin()
         self.products = Products(f, shape, self.ring)
         self.base = f.arg(self.args, 7, ptr)
         counts = f.gep(self.base, shape.at_counts, 4)
@@ -213,12 +198,14 @@ class _Emitter:
 
         def layer(number: Value, slot: Value, parity: Value, *x: Value) -> list[Value]:
             self._mark = 0
-            place = slot, parity
-            return [*self._layer(number, first + number + 1 & 3, place, list(x)), *x]
+            tag = first + number + 1 & 3
+            return self._layer(number, tag, (slot, parity), start, list(x))
 
-        begin = [*self.ring.start(), *start]
-        slot, parity, *_ = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
-        self._head(self._received(start, f.i32(shape.layers), 0, self._look()), (slot, parity))
+        nothing = [f.const(0.0, f32)] * shape.own
+        begin = [*self.ring.start(), *nothing]
+        slot, parity, *attended = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
+        last = self._received(DOWN_SUMS, f.i32(shape.layers * shape.splits & 255), None)
+        self._head(_added(start, attended, last), (slot, parity))
         for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
             f.store(first + shape.layers, counts)
             f.store(launches + 1, counts, 4)
@@ -244,35 +231,42 @@ class _Emitter:
         return [(w.to(i32, signed=False) << 16).bits(f32) for w in words]
 
     def _choose_sums(self, launches: Value) -> None:
-        """Launches take turns with two buffers of sums; each clears that of the next one."""
-        f, shape = self.f, self.shape
-        mine = (launches & 1) * shape.hidden
-        self.sums = f.gep(f.gep(self.base, shape.at_added, 4), mine.to(i64), 8)
-        other = f.gep(f.gep(self.base, shape.at_added, 4), (shape.hidden - mine).to(i64), 8)
-        each = -(-shape.hidden // shape.blocks)
-        column = self.block * each + self.thread
-        for _ in f.when((self.thread < each) & (column < shape.hidden)):
-            f.store(f.i64(0), f.gep(other, column.to(i64), 8))
+        """Launches take turns with two buffers of sums; each clears those of the next one."""
+        f, hidden = self.f, self.shape.hidden
+        added = f.gep(self.base, self.shape.at_added, 4)
+        mine = (launches & 1) * (2 * hidden)
+        other = f.gep(added, (2 * hidden - mine).to(i64), 8)
+        self.sums = f.gep(added, mine.to(i64), 8)
+        each = -(-2 * hidden // self.shape.blocks)
+        for i in f.range(self.thread, f.i32(each), f.i32(THREADS)):
+            column = self.block * each + i
+            for _ in f.when(column < 2 * hidden):
+                f.store(f.i64(0), f.gep(other, column.to(i64), 8))
 
-    def _look(self) -> list[Value]:
-        """At what has been added to x."""
-        at = self.f.gep(self.sums, self.products.column.to(i64), 8)
-        return self.f.look_at_sums(at, [8 * THREADS * i for i in range(self.shape.own)])
+    def _sums(self, which: int) -> Value:
+        """The thread's first sum of what is added behind attention, or behind the FFN."""
+        at = self.products.column + which * self.shape.hidden
+        return self.f.gep(self.sums, at.to(i64), 8)
 
-    def _received(self, x: list[Value], layer: Value, more: int, seen: list[Value]) -> list[Value]:
-        """x with all that layers before this one have added to it, and so many blocks in this."""
-        f, shape = self.f, self.shape
-        count = layer * (shape.kv_heads + shape.splits) + more & 255
-        at = f.gep(self.sums, self.products.column.to(i64), 8)
-        found = f.receive_sums(at, [8 * THREADS * i for i in range(shape.own)], count, seen)
-        return [a + b for a, b in zip(x, found, strict=True)]
+    def _look(self, which: int) -> list[Value]:
+        offsets = [8 * THREADS * i for i in range(self.shape.own)]
+        return self.f.look_at_sums(self._sums(which), offsets)
+
+    def _received(self, which: int, count: Value, seen: list[Value] | None) -> list[Value]:
+        """Sums to which so many blocks have added."""
+        offsets = [8 * THREADS * i for i in range(self.shape.own)]
+        found = self._look(which) if seen is None else seen
+        return self.f.receive_sums(self._sums(which), offsets, count, found)
 
     def _gains(self, gain: Value) -> list[Value]:
         f = self.f
         at = f.gep(gain, self.products.column.to(i64), 4)
         return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
 
-    def _layer(self, number: Value, tag: Value, place: Slot, x: list[Value]) -> list[Value]:
+    def _layer(
+        self, number: Value, tag: Value, place: Slot, x: list[Value], attended: list[Value]
+    ) -> list[Value]:
+        """`attended` is what was added behind attention before; returned is also what is now."""
         f, shape, products = self.f, self.shape, self.products
         layer = _Layer(f, self.table, number)
         self._note(number)
@@ -280,12 +274,15 @@ class _Emitter:
         first, second = self._gains(layer[GAIN]), self._gains(layer[SECOND_GAIN])
         heads = Heads(layer[QUERY_GAIN], layer[KEY_GAIN], *self._caches(layer))
 
-        def normed(seen: list[Value]) -> Columns:
-            now = self._received(x, number, 0, seen)
+        known: dict[str, list[Value]] = {}
+
+        def normed(seen: list[Value] | None) -> Columns:
+            known["down"] = self._received(DOWN_SUMS, number * shape.splits & 255, seen)
             self._note(number)
+            now = _added(x, attended, known["down"])
             return self._normed(now, first, shape.qkv, 0)
 
-        place = self._product(shape.qkv, place, 0, self._look, normed, number)
+        place = self._product(shape.qkv, place, 0, lambda: self._look(DOWN_SUMS), normed, number)
         for _ in f.when(self.thread < shape.qkv.rows):
             value = products.total(self.thread, 0) * products.norm(0)
             row = self.block * shape.qkv.rows + self.thread + shape.at_qkv
@@ -296,22 +293,26 @@ class _Emitter:
 
         parts = self.attention.parts(exchange)
 
-        def combined(seen: list[Value]) -> Columns:
+        def combined(seen: list[Value] | None) -> Columns:
             self.attention.combine_blocks(exchange, parts, seen)
             self._note(number)
             f.barrier(THREADS)
             return products.out_columns(shape.out)
 
         place = self._product(shape.out, place, 1, lambda: f.look(parts), combined, number)
-        self._add(shape.out, self.rank * shape.out.rows)
+        self._add(shape.out, self.rank * shape.out.rows + OUT_SUMS * shape.hidden)
         self._note(number)
 
-        def normed_again(seen: list[Value]) -> Columns:
-            now = self._received(x, number, shape.kv_heads, seen)
+        def normed_again(seen: list[Value] | None) -> Columns:
+            count = (number + 1) * shape.kv_heads & 255
+            known["out"] = self._received(OUT_SUMS, count, seen)
             self._note(number)
+            now = _added(x, known["out"], known["down"])
             return self._normed(now, second, shape.gate_up, 0)
 
-        place = self._product(shape.gate_up, place, 0, self._look, normed_again, number)
+        place = self._product(
+            shape.gate_up, place, 0, lambda: self._look(OUT_SUMS), normed_again, number
+        )
         self._send_gated(tag)
         self._note(number)
 
@@ -322,16 +323,17 @@ class _Emitter:
             for i in range(shape.down.columns // THREADS)
         ]
 
-        def gated(seen: list[Value]) -> Columns:
-            values = f.receive(gates, tag, seen)
+        def gated(seen: list[Value] | None) -> Columns:
+            values = f.receive(gates, tag, f.look(gates) if seen is None else seen)
             self._note(number)
             products.put(values)
             return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
 
         place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number)
-        self._add(shape.down, self.block.udiv(shape.splits) * shape.down.rows)
+        row = self.block.udiv(shape.splits) * shape.down.rows
+        self._add(shape.down, row + DOWN_SUMS * shape.hidden)
         self._note(number)
-        return list(place)
+        return [*place, *known["out"]]
 
     def _caches(self, layer: _Layer) -> list[Value]:
         f, shape = self.f, self.shape
@@ -354,12 +356,12 @@ class _Emitter:
         place: Slot,
         buffer: int,
         look: Callable[[], list[Value]],
-        columns: Callable[[list[Value]], Columns],
+        columns: Callable[[list[Value] | None], Columns],
         number: Value,
     ) -> Slot:
         """Multiply, and store the sums of warps; weights are fetched while values are under way."""
         f, products = self.f, self.products
-        seen = look()
+        seen = look() if self.kernel.early else None
         if self._at_once(part):
             tiles, place = products.fetch(part, place)
             self._note(number)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.persistent.shape import (
     BARRIERS,
-    PIECE,
     SLOT,
     WARPS,
     DenseShape,
@@ -87,16 +86,36 @@ class Ring:
         slot, parity = f.loop(f.i32(0), count, f.i32(1), list(place), fill)
         return slot, parity
 
+    @property
+    def _piece_bytes(self) -> int:
+        """Of keys, and as many of values."""
+        return 2 * self.shape.piece * self.shape.head_dim
+
     def fill_piece(self, keys: Value, values: Value, place: Slot) -> Slot:
-        """Fill a slot with the keys of some positions, and one with their values."""
-        count = 2 * PIECE * self.shape.head_dim
-        for source in (keys, values):
+        """Fill one or two slots with keys and values of some positions."""
+        f, count = self.f, self._piece_bytes
 
-            def copy(start: Value, full: Value, source: Value = source) -> None:
-                self.f.copy_bytes(start, source, count, full)
+        def copy_keys(start: Value, full: Value) -> None:
+            f.copy_bytes(start, keys, count, full)
 
-            place = self.fill(place, count, copy)
-        return place
+        def copy_values(start: Value, full: Value) -> None:
+            f.copy_bytes(start, values, count, full)
+
+        def copy_both(start: Value, full: Value) -> None:
+            copy_keys(start, full)
+            copy_values(start + count, full)
+
+        if 2 * count <= SLOT:
+            return self.fill(place, 2 * count, copy_both)
+        return self.fill(self.fill(place, count, copy_keys), count, copy_values)
+
+    def wait_piece(self, place: Slot) -> tuple[list[Value], list[Slot]]:
+        """Where keys and values begin, and the slots that they are in."""
+        start = self.wait(place)
+        if 2 * self._piece_bytes <= SLOT:
+            return [start, start + self._piece_bytes], [place]
+        behind = self.next(place)
+        return [start, self.wait(behind)], [place, behind]
 
     # -- the warps that read ----------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from rlx.support.records import dataclass
 WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
 TILE = 16  # rows that a tensor core multiplies at a time
-PIECE = 64  # positions of the KV cache that are copied and read together
 SLOT = 16_384  # bytes of a slot of the ring
 ROUND = 16 * WARPS  # columns of which each warp has 16
 _BOX_ROW = 128  # bytes
@@ -107,6 +106,7 @@ class DenseShape:
     scale: float  # of attention
     has_head_norms: bool
     kv_name: str = "f16"
+    piece: int = 32  # positions of the KV cache that are copied and read together: 32 or 64
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -186,14 +186,14 @@ class DenseShape:
 
     @property
     def at_added(self) -> int:
-        """Two buffers of sums in fixed point, of what is added to x: of this launch, and of the
-        next."""
+        """Sums in fixed point, of what is added to x behind attention and behind the FFN: of this
+        launch, and of the next."""
         return (self.at_gated + self.ffn + 3) // 4 * 4
 
     @property
     def at_counts(self) -> int:
         """How many layers and launches there have been."""
-        return self.at_added + 4 * self.hidden
+        return self.at_added + 8 * self.hidden
 
     @property
     def words(self) -> int:
@@ -256,8 +256,8 @@ class DenseShape:
             return f"{self.group} heads share a key head"
         if self.ranks not in (2, 4, 8, 16, 32):
             return f"{self.ranks} blocks a key head are no power of two"
-        if self.context % PIECE:
-            return f"a context of {self.context} is no multiple of {PIECE}"
+        if self.context % self.piece:
+            return f"a context of {self.context} is no multiple of {self.piece}"
         if self.ffn % (self.blocks * self.splits) or self.qkv_rows % self.blocks:
             return f"rows do not divide among {self.blocks} blocks"
         for name in ("qkv", "out", "gate_up", "down"):
