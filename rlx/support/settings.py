@@ -38,8 +38,8 @@ SETTINGS = (
     Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
     Setting(
         "RLX_PERSISTENT",
-        "",
-        "decode as one kernel on GPUs: 0 never, 1 wherever it can be, empty where it is faster",
+        "0",
+        "decode as one kernel on GPUs: 0 never, auto where it is faster, 1 wherever it can be",
     ),
     Setting("RLX_API_KEYS", "", "keys that `rlx serve` accepts, separated by commas"),
     Setting("RLX_CHECK_NAN", "0", "1 checks every result and names the first bad node"),

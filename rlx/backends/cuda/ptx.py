@@ -269,31 +269,29 @@ class GpuFunction(BlockFunction):
         self._asm("st.relaxed.gpu.global.u32 [$0], $1;", [], [address, word])
 
     def look(self, places: Sequence[Place]) -> list[Value]:
-        def load(address: Value, offset: int, width: int) -> list[Value]:
+        found = []
+        for address, offset, width in places:
             names = ", ".join(f"${i}" for i in range(width))
             to, form = ("$0", "") if width == 1 else (f"{{{names}}}", f".v{width}")
             text = f"ld.relaxed.gpu.global{form}.u32 {to}, [${width}+{offset}];"
-            return self._asm(text, ["r"] * width, [address])
-
-        return [w for place in places for w in load(*place)]
+            found += self._asm(text, ["r"] * width, [address])
+        return found
 
     def receive(self, places: Sequence[Place], tag: Value, seen: Sequence[Value]) -> list[Value]:
-        def wrong(words: Sequence[Value]) -> Value:
-            found = words[0] ^ tag
-            for word in words[1:]:
-                found = found | (word ^ tag)
-            return found & _TAG
-
-        words = self._poll(lambda: self.look(places), wrong, seen)
+        words = self._poll(lambda: self.look(places), tag, _TAG, seen)
         return [word.bits(f32) for word in words]
 
     def _poll(
-        self,
-        look: Callable[[], list[Value]],
-        wrong: Callable[[Sequence[Value]], Value],
-        seen: Sequence[Value],
+        self, look: Callable[[], list[Value]], tag: Value, mask: int, seen: Sequence[Value]
     ) -> list[Value]:
-        """Look until nothing is wrong."""
+        """Look until all words end in the tag."""
+
+        def wrong(words: Sequence[Value]) -> Value:
+            found = self.i32(0)
+            for word in words:
+                found = found | (word.to(i32) ^ tag)
+            return found & mask
+
         most = self.patience // _CLOCKS_OF_A_POLL or 1 << 30
 
         def again(_: Value, tries: Value, *__: Value) -> list[Value]:
@@ -328,13 +326,7 @@ class GpuFunction(BlockFunction):
     def receive_sums(
         self, address: Value, offsets: Sequence[int], count: Value, seen: Sequence[Value]
     ) -> list[Value]:
-        def wrong(words: Sequence[Value]) -> Value:
-            found = self.i32(0)
-            for word in words:
-                found = found | (word.to(i32) ^ count)
-            return found & 255
-
-        words = self._poll(lambda: self.look_at_sums(address, offsets), wrong, seen)
+        words = self._poll(lambda: self.look_at_sums(address, offsets), count, 255, seen)
         made = []
         for word in words:
             text = "cvt.rn.f32.s64 $0, $1;"

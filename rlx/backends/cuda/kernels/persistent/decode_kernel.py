@@ -7,8 +7,10 @@ each other values whose lowest bits say of which layer they are, so nothing else
     x → norm, q k v → heads → parts of attention → their sum, out → x → norm, gate, up → down → x
 
 What is added to x are sums in fixed point, to which blocks add in any order. A place is written
-again only by blocks that have received something of all blocks which had read it: between two uses
-of a place there is always a value that depends on everyone.
+again only by blocks that have received something of all blocks which had read it: x depends on all
+of them, behind attention as behind the FFN, and each of the other places is used once between. What
+is added behind attention and behind the FFN are different sums, since a block that has half of the
+columns of `down` may be done before all have received what attention gave.
 """
 
 from __future__ import annotations
@@ -267,7 +269,7 @@ class _Emitter:
         self, number: Value, tag: Value, place: Slot, x: list[Value], attended: list[Value]
     ) -> list[Value]:
         """`attended` is what was added behind attention before; returned is also what is now."""
-        f, shape, products = self.f, self.shape, self.products
+        f, shape = self.f, self.shape
         layer = _Layer(f, self.table, number)
         self._note(number)
         exchange = Exchange(self.base, tag, self.group, self.rank)
@@ -283,25 +285,11 @@ class _Emitter:
             return self._normed(now, first, shape.qkv, 0)
 
         place = self._product(shape.qkv, place, 0, lambda: self._look(DOWN_SUMS), normed, number)
-        for _ in f.when(self.thread < shape.qkv.rows):
-            value = products.total(self.thread, 0) * products.norm(0)
-            row = self.block * shape.qkv.rows + self.thread + shape.at_qkv
-            f.hand_over(value, f.gep(self.base, row.to(i64), 4), tag)
+        self._send_qkv(tag)
         self._note(number)
         place = self.attention.emit(heads, exchange, place)
         self._note(number)
-
-        parts = self.attention.parts(exchange)
-
-        def combined(seen: list[Value] | None) -> Columns:
-            self.attention.combine_blocks(exchange, parts, seen)
-            self._note(number)
-            f.barrier(THREADS)
-            return products.out_columns(shape.out)
-
-        place = self._product(shape.out, place, 1, lambda: f.look(parts), combined, number)
-        self._add(shape.out, self.rank * shape.out.rows + OUT_SUMS * shape.hidden)
-        self._note(number)
+        place = self._add_attention(exchange, number, place)
 
         def normed_again(seen: list[Value] | None) -> Columns:
             count = (number + 1) * shape.kv_heads & 255
@@ -316,6 +304,27 @@ class _Emitter:
         self._send_gated(tag)
         self._note(number)
 
+        return [*self._add_ffn(tag, number, place), *known["out"]]
+
+    def _add_attention(self, exchange: Exchange, number: Value, place: Slot) -> Slot:
+        """Multiply what the blocks of the key head have found, and add it to x."""
+        f, shape, products = self.f, self.shape, self.products
+        parts = self.attention.parts(exchange)
+
+        def combined(seen: list[Value] | None) -> Columns:
+            self.attention.combine_blocks(exchange, parts, seen)
+            self._note(number)
+            f.barrier(THREADS)
+            return products.out_columns(shape.out)
+
+        place = self._product(shape.out, place, 1, lambda: f.look(parts), combined, number)
+        self._add(shape.out, self.rank * shape.out.rows + OUT_SUMS * shape.hidden)
+        self._note(number)
+        return place
+
+    def _add_ffn(self, tag: Value, number: Value, place: Slot) -> Slot:
+        """Multiply what the gates have let through, and add it to x."""
+        f, shape, products = self.f, self.shape, self.products
         share = self.block - self.block.udiv(shape.splits) * shape.splits
         at = f.gep(self.base, (products.column + share * shape.down.columns).to(i64), 4)
         gates = [
@@ -333,7 +342,7 @@ class _Emitter:
         row = self.block.udiv(shape.splits) * shape.down.rows
         self._add(shape.down, row + DOWN_SUMS * shape.hidden)
         self._note(number)
-        return [*place, *known["out"]]
+        return place
 
     def _caches(self, layer: _Layer) -> list[Value]:
         f, shape = self.f, self.shape
@@ -381,6 +390,13 @@ class _Emitter:
         for _ in f.when(self.thread < part.rows):
             value = self.products.total(self.thread, 1)
             f.add_fixed(value, f.gep(self.sums, (row + self.thread).to(i64), 8))
+
+    def _send_qkv(self, tag: Value) -> None:
+        f, shape, products = self.f, self.shape, self.products
+        for _ in f.when(self.thread < shape.qkv.rows):
+            value = products.total(self.thread, 0) * products.norm(0)
+            row = self.block * shape.qkv.rows + self.thread + shape.at_qkv
+            f.hand_over(value, f.gep(self.base, row.to(i64), 4), tag)
 
     def _send_gated(self, tag: Value) -> None:
         f, shape = self.f, self.shape

@@ -15,6 +15,7 @@ from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
 from rlx.backends.cuda.lowering import KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
+from rlx.errors import OptionError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
@@ -73,7 +74,11 @@ def persist(
     launches: Sequence[KernelLaunch], lir: Lir, cpu: str, multiprocessors: int, wish: str
 ) -> tuple[list[KernelLaunch], str]:
     """The launches with those of the layers as one, or as they are and the reason. `wish` is 0
-    (never), 1 (wherever it can be) or empty (where it is faster)."""
+    (never), auto (where it is faster) or 1 (wherever it can be)."""
+    if wish not in ("0", "auto", "1"):
+        raise OptionError(
+            "not a way to decode", where="RLX_PERSISTENT", got=repr(wish), expected="0, auto or 1"
+        )
     try:
         if wish == "0":
             raise Unsuited("RLX_PERSISTENT is 0")
