@@ -24,7 +24,7 @@ from rlx.ir.dim import Dim, evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase
-from rlx.support.settings import setting
+from rlx.support.settings import debug, setting
 
 Base = tuple[str, Any]  # role and name: ("param", "w"), ("constant", a node's number), …
 NUMBER: Base = ("number", None)  # no address at all
@@ -41,6 +41,8 @@ class Program:
         self.lir = lir
         wish = setting("RLX_PERSISTENT")
         found, self.unsuited = persist(lower_graph(lir, cpu), lir, cpu, multiprocessors, wish)
+        if self.unsuited and wish != "0":
+            debug(1, f"decode is no persistent kernel: {self.unsuited}")
         self.launches = merge_launches(found, lir)
         self.lasting: dict[Base, int] = {}  # memory that launches keep, and its bytes
         self.symbols = sorted(lir.live)

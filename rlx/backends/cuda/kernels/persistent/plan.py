@@ -25,9 +25,10 @@ from rlx.support.records import dataclass
 
 TARGET = "sm_90a"
 _LEAST_SHARE = 0.75  # of the multiprocessors that must have a block
-# Seconds on an H200, as measured: of a launch, of a layer that hands values over, of a byte.
-_LAUNCH, _LAYER, _BYTE = 2.9e-6, 11.5e-6, 1 / 4.1e12
-_LAUNCHES = 6  # of a layer
+_BYTE = 1 / 4.1e12  # seconds to read a byte of weights on an H200
+# Seconds of a layer, and the times that its weights take more than that: fitted to the shapes of
+# Qwen3-0.6B and 1.7B there.
+_PERSISTENT, _GRAPH = (1.1e-6, 1.42), (9.1e-6, 1.24)
 
 
 class Unsuited(Exception):
@@ -86,7 +87,7 @@ def persist(
             raise Unsuited(f"{cpu} has no copy engine that the kernel knows")
         model = _recognise(lir.graph, lir)
         shape = _shape(model, multiprocessors)
-        if wish != "1" and _graph_seconds(shape) < _seconds(shape):
+        if wish != "1" and _seconds(shape, _GRAPH) < _seconds(shape, _PERSISTENT):
             raise Unsuited("a graph of launches is faster by the cost model")
         return _replaced(launches, model, shape), ""
     except Unsuited as reason:
@@ -99,12 +100,8 @@ def _bytes(shape: DenseShape) -> int:
     return 2 * shape.hidden * (shape.qkv_rows + heads + 3 * shape.ffn)
 
 
-def _seconds(shape: DenseShape) -> float:
-    return shape.layers * max(_LAYER, _bytes(shape) * _BYTE)
-
-
-def _graph_seconds(shape: DenseShape) -> float:
-    return shape.layers * (_LAUNCHES * _LAUNCH + 0.5 * _bytes(shape) * _BYTE)
+def _seconds(shape: DenseShape, model: tuple[float, float]) -> float:
+    return shape.layers * (model[0] + model[1] * _bytes(shape) * _BYTE)
 
 
 # -- the launch -----------------------------------------------------------------------------------
