@@ -7,10 +7,12 @@ made here: `--shape 0.6b` or `8b`, `--types BF16,Q8_0,Q4_K`.
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
@@ -20,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from bench.common import Bar, arguments, finish
+from bench.gpu_batches import batch_bars, starts, torch_batch
 from bench.peers import torch_gpu
 from bench.random_model import SHAPES, write_random_model
 
@@ -30,6 +33,8 @@ GEMM = (
     *((4096, n, k) for n, k in _WEIGHTS),
     (1000, 4104, 1032),
     (77, 3080, 1096),
+    (300, 4096, 4096),
+    (2050, 6150, 1024),
 )
 ATTENTION = (2048, 16, 8, 128)  # length, heads, key heads, numbers of a head
 _REPEAT = 10
@@ -145,18 +150,81 @@ def in_turns(runs: Sequence[Callable[[], float]], rounds: int) -> list[float]:
 class Bench:
     def __init__(self, options: Any) -> None:
         self.options, self.rounds = options, 5 if options.quick else 12
-        self.device, self.torch = Device(), torch_gpu.load()
+        self.device, self.torch = Device(), None if options.alone else torch_gpu.load()
         self.bars: list[Bar] = []
         if self.torch is None:
             print("torch is not here: no peers")
 
     def run(self) -> int:
-        self._gemv()
-        self._gemm()
-        self._attention()
+        parts = self.options.parts.split(",")
+        for name, part in (
+            ("gemv", self._gemv),
+            ("gemm", self._gemm),
+            ("attention", self._attention),
+        ):
+            if name in parts:
+                part()
         for kind in self.options.types.split(","):
-            self._model(kind)
+            for name, model in (
+                ("model", self._model), ("long", self._long), ("batches", self._batches),
+                ("start", self._start),
+            ):  # fmt: skip
+                if name in parts:
+                    model(kind)
         return finish(self.bars, self.options.json)
+
+    @contextmanager
+    def _file(self, kind: str) -> Iterator[Path]:
+        from rlx.models.model_file import ModelFile
+
+        ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.gguf"
+            write_random_model(path, self.options.shape, kind, self.options.layers)
+            yield path
+
+    def _batches(self, kind: str) -> None:
+        peer, shape = None, self.options.shape
+        if self.torch is not None and kind == "BF16" and self.options.layers is None:
+            peer = torch_batch(self.torch, shape, POSITION + 2 * TOKENS, POSITION)
+        with self._file(kind) as path:
+            self.bars += batch_bars(self.torch, path, shape, kind, POSITION, peer)
+
+    def _long(self, kind: str) -> None:
+        """Prefill of a long prompt."""
+        import rlx
+
+        length, peers = 4096, []
+        if self.torch is not None and kind == "BF16" and self.options.layers is None:
+            peers = [torch_gpu.Qwen3(self.torch, self.options.shape, length).timed_step(length, 0)]
+        with self._file(kind) as path:
+            model: Any = rlx.load(path, device="cuda", context=2 * length)
+            found = in_turns([lambda: prefill(model, length), *peers], 5)
+            model.close()
+        rates = [length / t for t in found]
+        print(f"{self.options.shape} {kind}: prefill of {length} {rates[0]:.0f} tokens/s")
+        if peers:
+            name = f"gpu_{self.options.shape}_{kind.lower()}_prefill_{length}"
+            self.bars.append(Bar(name, rates[0], "tokens/s", "torch.compile", rates[1], 1.0))
+
+    def _start(self, kind: str) -> None:
+        """New processes: with nothing cached, with cubins on disk, and from an artifact."""
+        from rlx.models.compile import compile_model
+
+        with self._file(kind) as path, tempfile.TemporaryDirectory() as cache:
+            before = os.environ.get("RLX_CACHE_DIR")
+            os.environ["RLX_CACHE_DIR"] = cache
+            artifact = path.with_suffix(".rlx")
+            shown = {"cold": starts(path, None), "again": starts(path, None)}
+            compile_model(path, artifact, device="cuda", context=4096)
+            shown["artifact"] = starts(path, artifact)
+            if before is None:
+                del os.environ["RLX_CACHE_DIR"]
+            else:
+                os.environ["RLX_CACHE_DIR"] = before
+        for name, (imports, load, first) in shown.items():
+            of = f"{self.options.shape} {kind} {name}"
+            print(f"start {of}: imports {imports:.2f}, load {load:.2f}, first tokens {first:.2f} s")
 
     def _compared(self, ours: Callable[[], float], peer: Callable[[], float] | None) -> list[float]:
         return in_turns([ours] if peer is None else [ours, peer], self.rounds)
@@ -280,9 +348,9 @@ def decode(model: Any) -> float:
 _seeds = iter(range(2, 1 << 30))
 
 
-def prefill(model: Any) -> float:
+def prefill(model: Any, length: int = PREFILL) -> float:
     """Seconds until the first token of a new prompt."""
-    made = model.generate(prompt(PREFILL, next(_seeds)), stream=False, max_tokens=1, seed=1)
+    made = model.generate(prompt(length, next(_seeds)), stream=False, max_tokens=1, seed=1)
     return float(made.prefill_seconds)
 
 
@@ -290,6 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("gpu", str(__doc__).splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
+    parser.add_argument("--parts", default="gemv,gemm,attention,model,long,batches,start")
+    parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
     options = parser.parse_args(argv)
     import rlx

@@ -6,6 +6,11 @@ of the CPU then says how many cycles an iteration takes with all data in the L1 
 knows ports and latencies, but neither caches nor the branch predictor: it tells which of two codes
 is the better one, not how fast a machine is. Apple's cores have no model in LLVM: it takes that of
 an older one, with three vector pipes instead of four.
+
+LLVM's models have no figures for AMX. Loads and stores of tiles are estimated as those of their
+rows; a product takes the 16 cycles that Intel's 1024 multiply-adds of bytes per cycle come to, in a
+unit of its own. Two figures bound what that gives: products one after the other with all else, and
+at the same time.
 """
 
 from __future__ import annotations
@@ -14,36 +19,42 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import arguments
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.kernels.spec import KernelSpec, unit_of
+from rlx.backends.cpu.layouts.quant_tiles import TILE_COLUMNS
 from rlx.backends.cpu.lowering import Context, lower_graph
 from rlx.ir.binding import DimBinding, bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
+from rlx.llvm.amx import TILE_ROWS
 from rlx.llvm.target import Target
 from rlx.passes.pipeline import run_pipeline
 from rlx.passes.plan import plan
 from rlx.support.records import dataclass
 
-TARGETS = ("znver3", "znver4", "alderlake", "sapphirerapids", "aarch64", "neoverse-n1",
-           "neoverse-v1", "neoverse-v2", "apple-m1", "apple-m2")  # fmt: skip
+WITHOUT_TILES = "… without AMX"
+TARGETS = ("znver3", "znver4", "alderlake", "sapphirerapids", WITHOUT_TILES, "aarch64",
+           "neoverse-n1", "neoverse-v1", "neoverse-v2", "apple-m1", "apple-m2")  # fmt: skip
 # CPUs of targets that are no CPU of their own
 _CPUS = {"aarch64": "cortex-a72", "apple-m2": "apple-m1"}
 _PROGRAMS = (*(f"llvm-mca-{v}" for v in range(25, 15, -1)), "llvm-mca")  # the newest
 _ITERATIONS = 100
 _MOST_TRIPS = 64  # of a loop that is written out
 _SETS_FLAGS = r"(f?c?cmpe?|cmn|subs|adds|tst|test)[a-z]*\s"
+_TILE_CYCLES = 16  # of a product of tiles
 _MOST_INSTRUCTIONS = 20_000  # of one unrolled iteration
 
 # the instruction that multiplies, its multiply-adds per 128 bits, and the shape of its operands;
 # of those that a loop has the first one counts, as the others then scale or widen
 _MULTIPLIES = (
-    (r"tdpbusd|tdpbssd", 8192),
+    # 32 codes of k, or 64 as one of two planes of bytes
+    (r"tdpb[su][su]d|tdpbf16ps", TILE_ROWS * TILE_COLUMNS * 32),
     (r"[us]*mmla\s+v\d+\.4s", 32),
     (r"[us]dot\s+v\d+\.4s", 16),
     (r"smull2?\s+v\d+\.8h", 8),
@@ -62,22 +73,35 @@ class Estimate:
     instructions: int
     multiplies: int
     cycles: float
+    tile_cycles: int = 0
 
     @property
     def per_cycle(self) -> float:
-        return self.multiplies / self.cycles
+        """Multiply-adds, at the least."""
+        return self.multiplies / (self.cycles + self.tile_cycles)
+
+    @property
+    def most_per_cycle(self) -> float:
+        """Multiply-adds, if products of tiles run beside all else."""
+        return self.multiplies / max(self.cycles, self.tile_cycles)
+
+    def text(self, each: float = 1.0) -> str:
+        """A cell: one figure, or both bounds."""
+        least, most = (each * rate for rate in (self.per_cycle, self.most_per_cycle))
+        return f"{least:.0f}–{most:.0f}" if self.tile_cycles else f"{least:.1f}"
 
 
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def matmul(scheme: str | None, rows: int) -> Graph:
-    """x [rows, 1024] · w [1024, 1024], the weight quantised or f32."""
+def matmul(scheme: str, rows: int) -> Graph:
+    """x [rows, 1024] · w [1024, 1024], the weight quantised, or both f32 or bf16."""
     g = Graph("matmul")
-    x = g.input("x", Shape((rows, 1024)))
-    if scheme is None:
-        g.set_outputs(g.matmul(x, g.param("w", Shape((1024, 1024)))))
+    if scheme in ("f32", "bf16"):
+        x = g.input("x", Shape((rows, 1024), scheme))
+        g.set_outputs(g.matmul(x, g.param("w", Shape((1024, 1024), scheme))))
         return g
+    x = g.input("x", Shape((rows, 1024)))
     quant = QuantScheme.parse(scheme)
     w = g.param("w", Shape((1024, quant.row_bytes(1024)), "u8"))
     g.set_outputs(g.dequant_matmul(x, w, scheme=quant))
@@ -113,7 +137,8 @@ CASES = {
     "Q4_K, 1 row": Case(matmul("Q4_K", 1), _ONE, 144 / 256),
     "Q8_0, 128 rows": Case(matmul("Q8_0", 128)),
     "Q4_K, 128 rows": Case(matmul("Q4_K", 128)),
-    "f32, 128 rows": Case(matmul(None, 128)),
+    "f32, 128 rows": Case(matmul("f32", 128)),
+    "bf16, 128 rows": Case(matmul("bf16", 128)),
     "attention, 1 query": Case(attention(1)),
     "attention, 128 queries": Case(attention(128)),
 }
@@ -209,6 +234,38 @@ def _width(line: str) -> int:
     return 4 if "%zmm" in line else 2 if "%ymm" in line else 1
 
 
+def tile_loop(assembly: str, only: str) -> Lines:
+    """An iteration of the loop with the most multiply-adds in tiles, of functions whose name
+    matches `only`; none without tiles."""
+    found = []
+    for name, lines in functions(assembly).items():
+        every = loops(lines) if re.fullmatch(only, name) else []
+        for loop in every:
+            body = lines[loop[0] : loop[1]]
+            inside = [i for i in every if loop[0] < i[0] and i[1] < loop[1]]
+            constant = all(trips(lines, i) is not None for i in inside)
+            if constant and _tile_products(body):
+                found.append(unrolled(lines, loop))
+    return max(found, key=multiplies, default=[])
+
+
+def _tile_products(lines: Lines) -> int:
+    return sum(line.startswith("tdp") for line in lines)
+
+
+def by_rows(lines: Lines) -> Lines:
+    """Moves of tiles as moves of their rows; products are left out."""
+    out: Lines = []
+    for line in lines:
+        if match := re.match(r"tileloadd\s+(.*), %tmm\d", line):
+            out += [f"vmovups {match[1]}, %zmm31"] * TILE_ROWS
+        elif match := re.match(r"tilestored\s+%tmm\d, (.*)", line):
+            out += [f"vmovups %zmm31, {match[1]}"] * TILE_ROWS
+        elif not re.match(r"tilezero|tdp", line):
+            out.append(line)
+    return out
+
+
 def hot_loop(assembly: str, only: str) -> Lines:
     """An iteration of the loop with the most multiply-adds per instruction, of functions whose name
     matches `only`, and of the loops around it that run a constant number of times."""
@@ -251,19 +308,28 @@ def estimate(lines: Lines, target: Target, cpu: str) -> Estimate:
     command = [program(), f"-mtriple={target.triple}", f"-mcpu={cpu}", f"-mattr={present}"]
     done = subprocess.run(
         [*command, f"-iterations={_ITERATIONS}", "-instruction-info=0", "-resource-pressure=0"],
-        input="\n".join(lines) + "\n", capture_output=True, text=True, check=False,
+        input="\n".join(by_rows(lines)) + "\n", capture_output=True, text=True, check=False,
     )  # fmt: skip
     cycles = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
     if done.returncode or cycles is None:
         raise SystemExit(f"mca: {cpu}: {done.stderr[:2000]}")
-    return Estimate(len(lines), multiplies(lines), int(cycles[1]) / _ITERATIONS)
+    each = int(cycles[1]) / _ITERATIONS
+    return Estimate(len(lines), multiplies(lines), each, _TILE_CYCLES * _tile_products(lines))
+
+
+def target_of(name: str) -> Target:
+    if name != WITHOUT_TILES:
+        return Target.named(name)
+    target = Target.named("sapphirerapids")
+    return replace(target, features=tuple(f for f in target.features if "amx" not in f))
 
 
 def hottest(case: Case, name: str) -> Estimate:
     """The densest loop of a graph's kernels."""
-    target = Target.named(name)
+    target = target_of(name)
     code = [unit_of(spec, target).assembly() for spec in kernels(case.graph, target)]
-    chosen = max((hot_loop(text, case.only) for text in code), key=multiplies)
+    hot = (tile_loop(text, case.only) or hot_loop(text, case.only) for text in code)
+    chosen = max(hot, key=multiplies)
     return estimate(chosen, target, _CPUS.get(name, target.cpu))
 
 
@@ -277,12 +343,14 @@ def main(argv: list[str]) -> int:
     print("|---|" + "---|" * len(chosen))
     for label, case in CASES.items():
         each = {name: hottest(case, name) for name in chosen}
-        cells = [f"{e.per_cycle:.1f}" for e in each.values()]
+        cells = [e.text() for e in each.values()]
         print(f"| {label} | {' | '.join(cells)} |", flush=True)
         if case.weight:
-            cells = [f"{e.per_cycle * case.weight:.1f}" for e in each.values()]
+            cells = [e.text(case.weight) for e in each.values()]
             print(f"| … bytes of weights | {' | '.join(cells)} |", flush=True)
-        figures[label] = {n: [e.instructions, e.multiplies, e.cycles] for n, e in each.items()}
+        figures[label] = {
+            n: [e.instructions, e.multiplies, e.cycles, e.tile_cycles] for n, e in each.items()
+        }
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
     return 0

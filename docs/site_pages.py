@@ -6,6 +6,7 @@ mkdocs runs it (mkdocs.yml, hooks).
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ HEADS = {
     "errors": "Errors",
 }
 
+ROOMS = {
+    "nn": ("Networks", ("rlx.nn", "rlx.nn.functional", "rlx.nn.init")),
+    "random": ("Random numbers", ("rlx.random",)),
+}
+
 
 def on_files(files: Any, config: Any) -> Any:
     for name, source in COPIED.items():
@@ -37,6 +43,8 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, name, content=_moved(text)))
     for folder in HEADS:
         files.append(File.generated(config, f"api/{folder}.md", content=api_page(folder)))
+    for room in ROOMS:
+        files.append(File.generated(config, f"api/{room}.md", content=room_page(room)))
     files.append(File.generated(config, "code.css", content=code_colours()))
     return files
 
@@ -56,6 +64,22 @@ def api_page(folder: str) -> str:
             parts.append(
                 f"::: {module}\n    options:\n      members: [{', '.join(names.split())}]\n"
             )
+    return "\n".join(parts)
+
+
+def room_page(room: str) -> str:
+    """The public names of modules that users import, by the files that define them."""
+    title, packages = ROOMS[room]
+    parts = [f"# {title}\n"]
+    for package in packages:
+        found: dict[str, list[str]] = {}
+        for name, value in vars(import_module(package)).items():
+            home = getattr(value, "__module__", "")
+            if not name.startswith("_") and home.startswith(package):
+                found.setdefault(home, []).append(name)
+        for module, names in found.items():
+            listed = ", ".join(sorted(names))
+            parts.append(f"::: {module}\n    options:\n      members: [{listed}]\n")
     return "\n".join(parts)
 
 

@@ -5,6 +5,8 @@ python examples/small_network.py
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 import rlx
@@ -17,11 +19,11 @@ def model(g: rlx.GraphModule) -> rlx.Value:
     ids = g.input("ids", ["batch", "seq"], "i32")
     x = g.embedding(ids, g.param("embedding", [VOCAB, WIDTH]))
     for i in range(LAYERS):
-        x = g.named(f"layers.{i}", lambda b, i=i, x=x: layer(b, f"layers.{i}", x))
+        x = g.named(f"layers.{i}", partial(layer, f"layers.{i}", x))
     return g.linear(g.rms_norm(x, g.param("norm", [WIDTH])), g.param("head", [WIDTH, VOCAB]))
 
 
-def layer(g: rlx.GraphModule, name: str, x: rlx.Value) -> rlx.Value:
+def layer(name: str, x: rlx.Value, g: rlx.GraphModule) -> rlx.Value:
     def weight(part: str, *shape: int) -> rlx.Value:
         return g.param(f"{name}.{part}", list(shape))
 
@@ -38,17 +40,18 @@ def main() -> None:
     module = rlx.GraphModule.define("small", model)
     print("HIR: what was written\n")
     print(module.inspect())
-    compiled = rlx.Session("reference").compile(module)
+    session = rlx.Session("reference")
+    template, compiled = session.template(module), session.compile(module)
     print("\nThe fusion report\n")
-    print(compiled.template.result.fusion_report)
+    print(template.result.fusion_report)
 
     rng = np.random.default_rng(0)
-    for node in compiled.template.source.sources("param"):
+    for node in template.source.sources("param"):
         shape = node.output.shape.static_dims
         compiled.set_param(node.name, rng.normal(0, 0.1, shape).astype(np.float32))
     for batch, seq in [(1, 5), (2, 9)]:
         ids = rng.integers(0, VOCAB, (batch, seq)).astype(np.int32)
-        logits = compiled(ids)
+        (logits,) = compiled.run(ids=ids)
         likeliest = logits[:, -1].argmax(-1)
         print(f"\nids {ids.shape} -> logits {logits.shape}; likeliest next: {likeliest}")
     print("\nLIR: the plan for the last size\n")

@@ -17,16 +17,16 @@ from rlx.support.gc_pause import without_gc
 # every public name and its module; `python tests/public_names.py` writes __init__.pyi from it
 _HOMES = {
     "rlx.errors": (
-        "AttributeValueError BindingError BoolConversionError CodegenError DTypeError "
-        "EngineClosedError FormatError InputError NameConflictError NumericsError OptionError "
-        "OutOfMemoryError ParseError QueueFullError RlxError ShapeError StageError "
-        "UnsupportedError VerifyError"
+        "ArrayCopyError ArrayTypeError ArrayValueError AttributeValueError AxisError "
+        "BindingError BoolConversionError CodegenError DTypeError EngineClosedError FormatError "
+        "IndexingError InputError NameConflictError NumericsError OptionError OutOfMemoryError "
+        "ParseError QueueFullError RlxError ShapeError StageError UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo bind_graph",
     "rlx.ir.dim": "Dim sym",
     "rlx.ir.dtype": (
-        "DType bf16 bool_ c64 f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 promote u16 u32 u64 u8"
+        "DType bf16 bool_ c128 c64 f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 promote u16 u32 u64 u8"
     ),
     "rlx.ir.graph": "Graph",
     "rlx.ir.hir": "Block FusionPolicy HirModule block",
@@ -67,9 +67,13 @@ _HOMES = {
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
-    "rlx.numpy.jit": "JitFunction jit",
+    "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
+    "rlx.numpy.device": "default_device",
+    "rlx.numpy.function_file": "load_function",
+    "rlx.numpy.jit": "JitFunction debug jit",
 }
 
+_ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # `import *` loads them all
 
@@ -77,6 +81,9 @@ __all__ = sorted(_HOME)  # `import *` loads them all
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return globals().setdefault(name, _version())
+    if name in _ROOMS:
+        with without_gc():
+            return import_module(f"rlx.{name}")
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
@@ -102,4 +109,4 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, "__version__"})
+    return sorted({*globals(), *_HOME, *_ROOMS, "__version__"})

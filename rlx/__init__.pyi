@@ -1,13 +1,18 @@
 # Made by tests/public_names.py from the table in __init__.py.
 # ruff: noqa: I001
 from rlx.errors import (
+    ArrayCopyError as ArrayCopyError,
+    ArrayTypeError as ArrayTypeError,
+    ArrayValueError as ArrayValueError,
     AttributeValueError as AttributeValueError,
+    AxisError as AxisError,
     BindingError as BindingError,
     BoolConversionError as BoolConversionError,
     CodegenError as CodegenError,
     DTypeError as DTypeError,
     EngineClosedError as EngineClosedError,
     FormatError as FormatError,
+    IndexingError as IndexingError,
     InputError as InputError,
     NameConflictError as NameConflictError,
     NumericsError as NumericsError,
@@ -28,6 +33,7 @@ from rlx.ir.dtype import (
     DType as DType,
     bf16 as bf16,
     bool_ as bool_,
+    c128 as c128,
     c64 as c64,
     f16 as f16,
     f32 as f32,
@@ -121,6 +127,17 @@ from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
-from rlx.numpy.jit import JitFunction as JitFunction, jit as jit
+from rlx.numpy.control_flow import (
+    cond as cond,
+    fori_loop as fori_loop,
+    map as map,
+    scan as scan,
+    switch as switch,
+    while_loop as while_loop,
+)
+from rlx.numpy.device import default_device as default_device
+from rlx.numpy.function_file import load_function as load_function
+from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
+from rlx import nn as nn, numpy as numpy, random as random
 
 __version__: str

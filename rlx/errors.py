@@ -12,7 +12,12 @@ RlxError
 ├── BindingError
 ├── InputError
 │   ├── QueueFullError
-│   └── EngineClosedError
+│   ├── EngineClosedError
+│   ├── IndexingError (also an IndexError)
+│   ├── ArrayValueError (also a ValueError)
+│   │   ├── AxisError (also an IndexError)
+│   │   └── ArrayCopyError (also a BufferError)
+│   └── ArrayTypeError (also a TypeError)
 ├── BoolConversionError
 ├── UnsupportedError
 ├── OptionError
@@ -132,6 +137,26 @@ class QueueFullError(InputError):
 
 class EngineClosedError(InputError):
     """A request to an engine that is closed, or finishes what it has before it closes."""
+
+
+class IndexingError(InputError, IndexError):
+    """An index of an array out of range, or not an index."""
+
+
+class ArrayValueError(InputError, ValueError):
+    """An argument of an array function whose value does not fit."""
+
+
+class ArrayTypeError(InputError, TypeError):
+    """An argument of an array function of the wrong kind."""
+
+
+class AxisError(ArrayValueError, IndexError):
+    """An axis that the array does not have."""
+
+
+class ArrayCopyError(ArrayValueError, BufferError):
+    """`copy=False` where the elements cannot be shared."""
 
 
 class BoolConversionError(RlxError):

@@ -15,7 +15,8 @@ def stub() -> str:
     """A re-export for each name of the table."""
     version = "\n__version__: str\n" if hasattr(rlx, "__version__") else ""
     names = [_imports(module, names.split()) for module, names in rlx._HOMES.items()]
-    return HEAD + "".join(names) + version
+    rooms = _imports("rlx", list(rlx._ROOMS)) if hasattr(rlx, "_ROOMS") else ""
+    return HEAD + "".join(names) + rooms + version
 
 
 def _imports(module: str, names: list[str]) -> str:

@@ -26,6 +26,8 @@ ARROW = [
     "backends",
     "runtime",
     "numpy",
+    "random",
+    "nn",
     "models",
     "ray",
     "serve",

@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import field
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -46,10 +48,12 @@ class PlanInfo:
     manifest: BindingManifest
     output_phases: Sequence[Phase]
     lir: Callable[[], Lir]
+    donations: Mapping[int, str] = field(default_factory=dict)
 
     @staticmethod
     def of(lir: Lir) -> PlanInfo:
-        return PlanInfo(BindingManifest.of(lir), lir.output_phases, lambda: lir)
+        manifest = BindingManifest.of(lir)
+        return PlanInfo(manifest, lir.output_phases, lambda: lir, lir.donations)
 
 
 def packing_hook(graph: Graph) -> Callable[[Node, Sequence[Array]], None]:
@@ -71,6 +75,8 @@ class Executable(Unpicklable, ABC):
     manifest: BindingManifest
     arena: Buffer  # bytes; inputs and outputs have slots in it, at the manifest's offsets
     output_phases: Sequence[Phase]  # which phase computes each output
+    # by the number of an output, the input whose memory it has: the caller passes that
+    donations: Mapping[int, str] = MappingProxyType({})
 
     def __repr__(self) -> str:
         sides = (self.manifest.inputs, self.manifest.outputs)
@@ -96,6 +102,14 @@ class Executable(Unpicklable, ABC):
         the dynamic dimensions. With a `span` only those phases run, on what earlier phases left in
         the arena.
         """
+
+    def caller(
+        self, order: Sequence[int], makers: Sequence[Callable[[], Array]], sizes: Sizes
+    ) -> Callable[[Sequence[Array]], tuple[Array, ...]] | None:
+        """`call(arrays)`: a run on host arrays with as little overhead as possible, where the
+        device has one. Input i is `arrays[order[i]]`; `makers` make the results; `sizes` are those
+        of the dynamic dimensions."""
+        return None
 
     def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
         """A decode loop over this executable. This one runs from the host; a device that can loop
@@ -127,6 +141,7 @@ class KernelExecutable(Executable):
         self, info: PlanInfo, checks: Sequence[BoundsCheck], symbols: Sequence[str]
     ) -> None:
         self.manifest, self.output_phases = info.manifest, info.output_phases
+        self.donations = info.donations
         self.symbols, self._bounds_checks = symbols, checks
         self._check = checker(checks, symbols)
 
@@ -223,6 +238,11 @@ class Backend(ABC):
     @abstractmethod
     def has_native(self, node: Node) -> bool:
         """Whether the device has a kernel for this node; else the node is decomposed."""
+
+    @property
+    def updates_in_place(self) -> bool:
+        """Whether outputs may have the memory of donated inputs."""
+        return False
 
     def runs_on_host(self, node: Node) -> bool:
         """Whether the host runs the reference of this node, which is native only in name."""

@@ -238,7 +238,7 @@ class HostAllocator(Allocator):
 
     def alloc(self, shape: Sequence[int], dtype: Any) -> HostBuffer:
         size = _size(shape, dtype)
-        _require_memory(shape, dtype)
+        require_memory(shape, dtype)
         try:
             raw = np.zeros(size + _ALIGNMENT, np.uint8)
         except MemoryError as error:
@@ -251,9 +251,9 @@ class HostAllocator(Allocator):
         was used before would cost more than everything else of a new variant."""
         if nbytes < _LARGE:
             return self.alloc((nbytes,), np.uint8)
-        _require_memory((nbytes,), np.uint8)
+        require_memory((nbytes,), np.uint8)
         try:
-            return HostBuffer(np.frombuffer(_pages(nbytes), np.uint8))
+            return HostBuffer(np.frombuffer(map_pages(nbytes), np.uint8))
         except OSError as error:
             raise _out_of_memory(self.device, (nbytes,), np.uint8) from error
 
@@ -371,7 +371,7 @@ class Mirror:
         return self.array
 
 
-def _pages(size: int) -> mmap.mmap:
+def map_pages(size: int) -> mmap.mmap:
     """Pages of the system, huge ones where it has them, to save page table walks."""
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
@@ -398,7 +398,7 @@ def _size(shape: Sequence[int], dtype: Any) -> int:
     return prod(shape) * int(np.dtype(dtype).itemsize)
 
 
-def _require_memory(shape: Sequence[int], dtype: Any) -> None:
+def require_memory(shape: Sequence[int], dtype: Any) -> None:
     """Refuse what the machine can never hold: a system that overcommits would grant it, and end the
     process when it is used."""
     size = _size(shape, dtype)

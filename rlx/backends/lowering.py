@@ -13,7 +13,7 @@ Kernel args are in `kernel_args`; loop nests of regions and strided copies in `r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, TypeVar
 
 from rlx.ir.lir import Lir
@@ -28,7 +28,7 @@ C = TypeVar("C", bound=PlanContext)  # the context of a device
 L = TypeVar("L")  # its kernel launches
 Predicate = Callable[[Node], bool]
 # of a node and what the device passes besides: its target, the layouts of values
-ReadsStrided = Callable[..., bool]
+ReadsStrided = Callable[..., bool | Collection[int]]
 ScratchSize = Callable[..., int]
 
 
@@ -36,8 +36,8 @@ ScratchSize = Callable[..., int]
 class OpLowering(Generic[C, L]):
     """How an op is lowered: its launches, the nodes it applies to, the scratch memory it needs.
 
-    `strided` says whether the kernel (for this node) reads strided views. Where it does not,
-    `insert_contiguous` copies them first.
+    `strided` says whether the kernel (for this node) reads strided views, or which of its operands
+    may be ones. Where it does not, `insert_contiguous` copies them first.
     """
 
     lower: Callable[[Node, C], list[L]]
@@ -99,8 +99,9 @@ class LoweringTable(dict[str, OpLowering[C, L]]):
         found = self.get(node.op.name)
         return None if found is None or (found.when is not None and not found.when(node)) else found
 
-    def reads_strided(self, node: Node, *more: object) -> bool:
-        """Whether the node's kernel reads operands that are strided views."""
+    def reads_strided(self, node: Node, *more: object) -> bool | Collection[int]:
+        """Whether the node's kernel reads operands that are strided views, or the numbers of those
+        operands that it does."""
         entry = self.find(node)
         if entry is None:
             return False

@@ -18,21 +18,21 @@ from rlx.support.files import bytes_in, cache_directory
 
 if TYPE_CHECKING:
     from rlx.backends.inspection import CachedFile, Inspection
+    from rlx.runtime.aot import AotCache
 
 
-KINDS = ("kernels", "artifacts", "tokenizers")
+KINDS = ("kernels", "artifacts", "functions", "tokenizers")
 
 
 def cached_files() -> list[CachedFile]:
     """All kernels, artifacts and indexes, the latest first."""
     from rlx.backends.inspection import CachedFile
     from rlx.formats.tokenizer.index_cache import cached_indexes
-    from rlx.runtime.aot import AotCache
 
     found = _inspection().cached_kernels()
-    artifacts = AotCache.default()
-    for entry in [] if artifacts is None else artifacts.entries():
-        found.append(CachedFile("artifacts", entry.path, entry.num_bytes, entry.used))
+    for kind, cache in _caches():
+        for entry in cache.entries():
+            found.append(CachedFile(kind, entry.path, entry.num_bytes, entry.used))
     for index in cached_indexes():
         found.append(CachedFile("tokenizers", index.path, index.num_bytes, index.used))
     return sorted(found, key=lambda file: (-file.written, file.path))
@@ -41,10 +41,20 @@ def cached_files() -> list[CachedFile]:
 def damaged_files() -> dict[Path, str]:
     """The files that cannot be used, and why."""
     from rlx.formats.tokenizer.index_cache import damaged_indexes
-    from rlx.runtime.aot import AotCache
 
-    found, artifacts = _inspection().damaged_kernels() | damaged_indexes(), AotCache.default()
-    return found if artifacts is None else found | artifacts.verify()
+    found = _inspection().damaged_kernels() | damaged_indexes()
+    for _, cache in _caches():
+        found |= cache.verify()
+    return found
+
+
+def _caches() -> list[tuple[str, AotCache]]:
+    """The caches of artifacts: those of models, and those of jitted functions."""
+    from rlx.runtime.aot import AotCache
+    from rlx.runtime.lazy_template import function_cache
+
+    made = (("artifacts", AotCache.default()), ("functions", function_cache()))
+    return [(kind, cache) for kind, cache in made if cache is not None]
 
 
 def _inspection() -> Inspection:

@@ -169,7 +169,7 @@ def _memory_use(subject: Subject, loading: Loading) -> MemoryUse:
     """Sizes from the plans of the variants that the model runs."""
     from rlx.backends.registry import Device
     from rlx.cli.programs import binding_for
-    from rlx.cli.stages import Stages
+    from rlx.runtime.stages import Stages
     from rlx.specialize.options import CompileOptions
 
     arenas, weights, cache = [], 0, 0

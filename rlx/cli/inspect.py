@@ -12,7 +12,7 @@ import typer
 from rlx.cli import console
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
-from rlx.cli.stages import STAGES, Stages
+from rlx.runtime.stages import STAGES, Stages
 from rlx.support import machine
 from rlx.support.files import atomic_file, require_other_file
 from rlx.support.records import dataclass

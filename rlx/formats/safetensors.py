@@ -9,20 +9,27 @@ with SafetensorsFile("model.safetensors.index.json") as file:
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlx.errors import FormatError
 from rlx.formats.json_file import parse_object, read_object
 from rlx.formats.tensor_file import MappedFile, TensorFile, TensorInfo, scheme_of
-from rlx.ir.dtype import BY_NAME
+from rlx.ir.dtype import BY_NAME, DType
+from rlx.support.files import atomic_file
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _MAX_HEADER = 100_000_000  # the limit of the format
 _MAX_RANK = 64
 _MAX_SIZE = 1 << 62
+_ALIGNMENT = 8  # of the data, by spaces behind the header
 _DTYPES = {
     "F64": "f64",
     "F32": "f32",
@@ -185,3 +192,25 @@ def _fail(
     file: MappedFile, what: str, *, got: object = None, expected: object = None, hint: str = ""
 ) -> NoReturn:
     raise FormatError(what, where=file.name, got=got, expected=expected, hint=hint)
+
+
+def write_safetensors(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, npt.NDArray[Any]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors to one file, atomically: a reader sees the old file or the whole new one."""
+    names = {rlx_name: name for name, rlx_name in _DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, array in tensors.items():
+        dtype = names[DType.of(array.dtype).name]
+        end = offset + array.nbytes
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    with atomic_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in tensors.values():
+            file.write(array.tobytes())  # row-major, whatever the strides

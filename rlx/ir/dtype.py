@@ -31,6 +31,15 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in ("int", "uint")
 
+    @property
+    def is_complex(self) -> bool:
+        return self.kind == "complex"
+
+    @property
+    def part(self) -> DType:
+        """The type of the real and imaginary parts of a complex type; of others, the type."""
+        return self if self.kind != "complex" else f32 if self is c64 else f64
+
     def __repr__(self) -> str:
         return self.name
 
@@ -81,8 +90,11 @@ bf16 = DType("bf16", ml_dtypes.bfloat16, "float", 1)
 f32 = DType("f32", np.float32, "float", 2)
 f64 = DType("f64", np.float64, "float", 3)
 c64 = DType("c64", np.complex64, "complex", 0)
+c128 = DType("c128", np.complex128, "complex", 1)
 
-ALL = (f32, f16, bf16, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool_, f8e4m3, f8e5m2, c64)
+ALL = (
+    f32, f16, bf16, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool_, f8e4m3, f8e5m2, c64, c128,
+)  # fmt: skip
 BY_NAME = {t.name: t for t in ALL}
 _BY_NUMPY = {t.numpy: t for t in ALL}
 FLOATS = tuple(t for t in ALL if t.is_float)
@@ -95,16 +107,15 @@ def _promote(a: DType, b: DType) -> DType:
     """bool < uint < int < float < complex; within a kind the wider one; ties promote to f32.
 
     An integer never widens a float (i64 with f16 is f16): indices do not change the precision of a
-    model. u64 with a signed type is an error: no integer type represents both.
+    model, and f64 with c64 is c128. u64 with a signed type is an error: no integer type represents
+    both.
     """
     if a is b:
         return a
     order = ("bool", "uint", "int", "float", "complex")
     low, high = sorted((a, b), key=lambda t: (order.index(t.kind), t.rank))
     if high.kind == "complex":
-        if low is f64:
-            raise DTypeError("c64 with f64 would lose precision", got=f"{a} and {b}")
-        return high
+        return c128 if low is f64 else high
     if low.kind == high.kind:
         return f32 if low.rank == high.rank else high
     if (low.kind, high.kind) == ("uint", "int"):
@@ -126,6 +137,11 @@ def _table() -> dict[tuple[DType, DType], DType | None]:
 
 
 PROMOTION = _table()
+
+
+def complex_of(part: DType) -> DType:
+    """The complex type for results of a function of that type: c128 for f64, else c64."""
+    return c128 if part in (f64, c128) else c64
 
 
 def promote(*types: DType) -> DType:

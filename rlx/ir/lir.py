@@ -98,6 +98,11 @@ class Lir:
     def outputs(self) -> list[Value]:
         return self.graph.outputs
 
+    @property
+    def donations(self) -> dict[int, str]:
+        """By the number of an output, the donated input whose memory it has."""
+        return {}
+
     def check_phases(self) -> None:
         """Raise unless the phases, which may be edited, cover the graph and fit its edges."""
         check_phases(self.graph, self.phases)

@@ -33,7 +33,7 @@ class OpMethods:
     """A method for every MIR op."""
 
     def abs(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+        """|x|; of a complex number its magnitude, a real number [rlx.ir.ops.elementwise.Abs]"""
     def acos(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
     def acosh(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -66,6 +66,11 @@ class OpMethods:
     ) -> Value:
         """The index of the least element, or of the first NaN; the lowest of equal ones
         [rlx.ir.ops.reduce.ArgMin]"""
+    def argsort(
+        self, x: Tensor, axis: int = -1, descending: bool = False, **result: Unpack[Result]
+    ) -> Value:
+        """The indices (i64) that sort an axis; those of equal elements ascend
+        [rlx.ir.ops.sort.ArgSort]"""
     def asin(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the angle in −π/2 … π/2 whose sine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Asin]"""
     def asinh(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -119,16 +124,19 @@ class OpMethods:
     def bitwise_xor(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ^ b [rlx.ir.ops.binary.BitwiseXor]"""
     def cast(self, x: Tensor, dtype: DTypeLike, **result: Unpack[Result]) -> Value:
-        """x in another element type [rlx.ir.ops.elementwise.Cast]"""
+        """x in another element type [rlx.ir.ops.cast.Cast]"""
     def ceil(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the next whole number towards +inf [rlx.ir.ops.elementwise.Ceil]"""
+    def cholesky(self, x: Tensor, upper: bool = False, **result: Unpack[Result]) -> Value:
+        """The lower triangular l with x = l·lᴴ of a positive definite x, or with `upper` u and
+        uᴴ·u [rlx.ir.ops.factorizations.Cholesky]"""
     def clamp(
         self, x: Tensor, low: float = ..., high: float = ..., **result: Unpack[Result]
     ) -> Value:
         """x limited to low … high; NaN of NaN. Integers take whole bounds
         [rlx.ir.ops.elementwise.Clamp]"""
     def complex(self, re: Tensor, im: Tensor, **result: Unpack[Result]) -> Value:
-        """re + i·im, from f32 parts [rlx.ir.ops.linalg.Complex]"""
+        """re + i·im, from f32 or f64 parts [rlx.ir.ops.linalg.Complex]"""
     def concat(self, *tensors: Any, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Tensors one after the other along an axis, in their promoted element type
         [rlx.ir.ops.layout.Concat]"""
@@ -174,6 +182,16 @@ class OpMethods:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
     def cosh(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """(e^x + e^−x) / 2 [rlx.ir.ops.trigonometry.Cosh]"""
+    def cumprod(
+        self,
+        x: Tensor,
+        axis: int = -1,
+        exclusive: bool = False,
+        reverse: bool = False,
+        **result: Unpack[Result],
+    ) -> Value:
+        """Each element replaced by the product up to it; `exclusive` and `reverse` as in
+        cumsum [rlx.ir.ops.reduce.CumProd]"""
     def cumsum(
         self,
         x: Tensor,
@@ -266,6 +284,12 @@ class OpMethods:
     ) -> Value:
         """Sums over pairs of contracted axes; batch axes come first, then the free ones of a,
         of b [rlx.ir.ops.matmul.DotGeneral]"""
+    def eig(self, x: Tensor, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Complex eigenvalues of a square x, and eigenvectors as columns
+        [rlx.ir.ops.factorizations.Eig]"""
+    def eigh(self, x: Tensor, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Eigenvalues of a symmetric or Hermitian x in ascending order, and eigenvectors as
+        columns [rlx.ir.ops.factorizations.Eigh]"""
     def elementwise_region(self, *tensors: Any, body: BodyLike, **result: Unpack[Result]) -> Any:
         """A subgraph of elementwise, broadcast, reduction, layout and gather ops, run as one
         kernel [rlx.ir.ops.fused.ElementwiseRegion]"""
@@ -636,6 +660,18 @@ class OpMethods:
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
         [rlx.ir.ops.paged.PagedAttention]"""
+    def philox(
+        self,
+        c0: Tensor,
+        c1: Tensor,
+        c2: Tensor,
+        c3: Tensor,
+        k0: Tensor,
+        k1: Tensor,
+        **result: Unpack[Result],
+    ) -> Any:
+        """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
+        broadcast [rlx.ir.ops.random.Philox]"""
     def pow(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(
@@ -646,6 +682,11 @@ class OpMethods:
         **result: Unpack[Result],
     ) -> Value:
         """The product of the elements; 1 of none [rlx.ir.ops.reduce.Prod]"""
+    def qr(
+        self, x: Tensor, complete: bool = False, tall: bool = True, **result: Unpack[Result]
+    ) -> tuple[Value, Value]:
+        """x = q·r with orthonormal columns of q and upper triangular r
+        [rlx.ir.ops.factorizations.Qr]"""
     def quantize(
         self,
         x: Tensor,
@@ -766,6 +807,12 @@ class OpMethods:
     ) -> Value:
         """x with the slices of `updates` added at `indices` [n]; equal indices add up
         [rlx.ir.ops.index.ScatterAdd]"""
+    def searchsorted(
+        self, table: Tensor, x: Tensor, side: str = "left", **result: Unpack[Result]
+    ) -> Value:
+        """Where each element of x would be inserted to keep the ascending `table` [n] sorted,
+        in i64: on the left, before equal ones, or on the right, after them
+        [rlx.ir.ops.sort.SearchSorted]"""
     def selective_scan(
         self,
         u: Tensor,
@@ -789,7 +836,7 @@ class OpMethods:
     def sigmoid(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+        """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -808,6 +855,9 @@ class OpMethods:
     ) -> Value:
         """Every steps[i]-th element from starts[i] to before stops[i], per axis
         [rlx.ir.ops.layout.Slice]"""
+    def slogdet(self, x: Tensor, **result: Unpack[Result]) -> tuple[Value, Value]:
+        """The sign of the determinant, of a complex x a number of size 1, and ln |det x|
+        [rlx.ir.ops.factorizations.SlogDet]"""
     def softmax(self, x: Tensor, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
@@ -816,6 +866,10 @@ class OpMethods:
     def solve(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast
         [rlx.ir.ops.linalg.Solve]"""
+    def sort(
+        self, x: Tensor, axis: int = -1, descending: bool = False, **result: Unpack[Result]
+    ) -> Value:
+        """The elements in order along an axis; equal ones keep theirs [rlx.ir.ops.sort.Sort]"""
     def sqrt(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """√x; NaN below 0 [rlx.ir.ops.elementwise.Sqrt]"""
     def square(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -843,6 +897,16 @@ class OpMethods:
     ) -> Value:
         """The sum of the elements; 0 of none. Of bools: how many are true
         [rlx.ir.ops.reduce.Sum]"""
+    def svd(
+        self,
+        x: Tensor,
+        full: bool = False,
+        tall: bool = True,
+        vectors: bool = True,
+        **result: Unpack[Result],
+    ) -> Any:
+        """x = u·diag(s)·vh with orthonormal u and vh, and s ≥ 0 in descending order
+        [rlx.ir.ops.factorizations.Svd]"""
     def take_along(
         self, x: Tensor, indices: Tensor, axis: int = -1, **result: Unpack[Result]
     ) -> Value:
@@ -1172,7 +1236,7 @@ class ValueMethods:
     """Every op and block, its first tensor the value."""
 
     def abs(self, **result: Unpack[Result]) -> Value:
-        """|x|; of a complex number its magnitude, an f32 [rlx.ir.ops.elementwise.Abs]"""
+        """|x|; of a complex number its magnitude, a real number [rlx.ir.ops.elementwise.Abs]"""
     def acos(self, **result: Unpack[Result]) -> Value:
         """the angle in 0 … π whose cosine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Acos]"""
     def acosh(self, **result: Unpack[Result]) -> Value:
@@ -1199,6 +1263,9 @@ class ValueMethods:
     def argmin(self, axis: int = -1, keepdims: bool = False, **result: Unpack[Result]) -> Value:
         """The index of the least element, or of the first NaN; the lowest of equal ones
         [rlx.ir.ops.reduce.ArgMin]"""
+    def argsort(self, axis: int = -1, descending: bool = False, **result: Unpack[Result]) -> Value:
+        """The indices (i64) that sort an axis; those of equal elements ascend
+        [rlx.ir.ops.sort.ArgSort]"""
     def asin(self, **result: Unpack[Result]) -> Value:
         """the angle in −π/2 … π/2 whose sine is x; NaN beyond 1 [rlx.ir.ops.trigonometry.Asin]"""
     def asinh(self, **result: Unpack[Result]) -> Value:
@@ -1254,14 +1321,17 @@ class ValueMethods:
         """Writes `update` into a state at `start` along `axis`; returns the filled part
         [rlx.ir.blocks.attention.CacheAppend]"""
     def cast(self, dtype: DTypeLike, **result: Unpack[Result]) -> Value:
-        """x in another element type [rlx.ir.ops.elementwise.Cast]"""
+        """x in another element type [rlx.ir.ops.cast.Cast]"""
     def ceil(self, **result: Unpack[Result]) -> Value:
         """the next whole number towards +inf [rlx.ir.ops.elementwise.Ceil]"""
+    def cholesky(self, upper: bool = False, **result: Unpack[Result]) -> Value:
+        """The lower triangular l with x = l·lᴴ of a positive definite x, or with `upper` u and
+        uᴴ·u [rlx.ir.ops.factorizations.Cholesky]"""
     def clamp(self, low: float = ..., high: float = ..., **result: Unpack[Result]) -> Value:
         """x limited to low … high; NaN of NaN. Integers take whole bounds
         [rlx.ir.ops.elementwise.Clamp]"""
     def complex(self, im: Tensor, **result: Unpack[Result]) -> Value:
-        """re + i·im, from f32 parts [rlx.ir.ops.linalg.Complex]"""
+        """re + i·im, from f32 or f64 parts [rlx.ir.ops.linalg.Complex]"""
     def concat(self, *tensors: Any, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Tensors one after the other along an axis, in their promoted element type
         [rlx.ir.ops.layout.Concat]"""
@@ -1333,6 +1403,15 @@ class ValueMethods:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
     def cosh(self, **result: Unpack[Result]) -> Value:
         """(e^x + e^−x) / 2 [rlx.ir.ops.trigonometry.Cosh]"""
+    def cumprod(
+        self,
+        axis: int = -1,
+        exclusive: bool = False,
+        reverse: bool = False,
+        **result: Unpack[Result],
+    ) -> Value:
+        """Each element replaced by the product up to it; `exclusive` and `reverse` as in
+        cumsum [rlx.ir.ops.reduce.CumProd]"""
     def cumsum(
         self,
         axis: int = -1,
@@ -1413,6 +1492,12 @@ class ValueMethods:
     ) -> Value:
         """Sums over pairs of contracted axes; batch axes come first, then the free ones of a,
         of b [rlx.ir.ops.matmul.DotGeneral]"""
+    def eig(self, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Complex eigenvalues of a square x, and eigenvectors as columns
+        [rlx.ir.ops.factorizations.Eig]"""
+    def eigh(self, vectors: bool = True, **result: Unpack[Result]) -> Any:
+        """Eigenvalues of a symmetric or Hermitian x in ascending order, and eigenvectors as
+        columns [rlx.ir.ops.factorizations.Eigh]"""
     def elu(self, alpha: float = 1.0, **result: Unpack[Result]) -> Value:
         """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.elementwise.Elu]"""
     def embedding(self, table: Tensor, scale: float = 1.0, **result: Unpack[Result]) -> Value:
@@ -1815,6 +1900,11 @@ class ValueMethods:
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
         [rlx.ir.ops.paged.PagedAttention]"""
+    def philox(
+        self, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor, **result: Unpack[Result]
+    ) -> Any:
+        """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
+        broadcast [rlx.ir.ops.random.Philox]"""
     def pow(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(
@@ -1841,6 +1931,11 @@ class ValueMethods:
     ) -> Value:
         """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope
         [rlx.ir.blocks.attention.QkNormRope]"""
+    def qr(
+        self, complete: bool = False, tall: bool = True, **result: Unpack[Result]
+    ) -> tuple[Value, Value]:
+        """x = q·r with orthonormal columns of q and upper triangular r
+        [rlx.ir.ops.factorizations.Qr]"""
     def quantize(
         self,
         scale: Tensor,
@@ -1957,6 +2052,10 @@ class ValueMethods:
     ) -> Value:
         """x with the slices of `updates` added at `indices` [n]; equal indices add up
         [rlx.ir.ops.index.ScatterAdd]"""
+    def searchsorted(self, x: Tensor, side: str = "left", **result: Unpack[Result]) -> Value:
+        """Where each element of x would be inserted to keep the ascending `table` [n] sorted,
+        in i64: on the left, before equal ones, or on the right, after them
+        [rlx.ir.ops.sort.SearchSorted]"""
     def selective_scan(
         self,
         delta: Tensor,
@@ -1983,7 +2082,7 @@ class ValueMethods:
     def sigmoid(self, **result: Unpack[Result]) -> Value:
         """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
     def sign(self, **result: Unpack[Result]) -> Value:
-        """−1, 0 or 1; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
+        """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, **result: Unpack[Result]) -> Value:
@@ -2001,6 +2100,9 @@ class ValueMethods:
     ) -> Value:
         """Every steps[i]-th element from starts[i] to before stops[i], per axis
         [rlx.ir.ops.layout.Slice]"""
+    def slogdet(self, **result: Unpack[Result]) -> tuple[Value, Value]:
+        """The sign of the determinant, of a complex x a number of size 1, and ln |det x|
+        [rlx.ir.ops.factorizations.SlogDet]"""
     def softmax(self, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
@@ -2009,6 +2111,8 @@ class ValueMethods:
     def solve(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast
         [rlx.ir.ops.linalg.Solve]"""
+    def sort(self, axis: int = -1, descending: bool = False, **result: Unpack[Result]) -> Value:
+        """The elements in order along an axis; equal ones keep theirs [rlx.ir.ops.sort.Sort]"""
     def sqrt(self, **result: Unpack[Result]) -> Value:
         """√x; NaN below 0 [rlx.ir.ops.elementwise.Sqrt]"""
     def square(self, **result: Unpack[Result]) -> Value:
@@ -2034,6 +2138,11 @@ class ValueMethods:
     ) -> Value:
         """The sum of the elements; 0 of none. Of bools: how many are true
         [rlx.ir.ops.reduce.Sum]"""
+    def svd(
+        self, full: bool = False, tall: bool = True, vectors: bool = True, **result: Unpack[Result]
+    ) -> Any:
+        """x = u·diag(s)·vh with orthonormal u and vh, and s ≥ 0 in descending order
+        [rlx.ir.ops.factorizations.Svd]"""
     def swiglu_ffn(
         self,
         up_w: Tensor,

@@ -171,7 +171,11 @@ class Op:
 
 
 REGISTRY: dict[str, type[Op]] = {}
-PROVIDERS = ["rlx.backends.cpu.layouts"]
+PROVIDERS = [
+    "rlx.backends.cpu.layouts",
+    "rlx.backends.cuda.round_rows",
+    "rlx.backends.cuda.kernels.qgemm.lower_qgemm",
+]
 """Modules that register the ops of a device, imported for an unknown op; plugins add theirs."""
 _listeners: list[Callable[[type[Op]], None]] = []
 _registrations = 0

@@ -13,8 +13,10 @@ Array = Any
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-_MULTIPLY = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+_MULTIPLY = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
+_WEYL = np.uint64(WEYL[0]), np.uint64(WEYL[1])
 ROUNDS = 10
 
 

@@ -71,7 +71,11 @@ _ARM_FLAGS = {
     "i8mm": ((1, 13), "i8mm"),
     "bf16": ((1, 14), "bf16"),
 }
+_CPUINFO = "/proc/cpuinfo"
 _HWCAP, _HWCAP2 = 16, 26  # entries of the auxiliary vector
+
+# x86-64 Linux: the system call that asks for a part of the registers' state, and AMX's part
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 _INTEL_MODELS = {
     **dict.fromkeys((0x3C, 0x3F, 0x45, 0x46), "haswell"),
@@ -113,9 +117,22 @@ _ARM_PARTS = {
 
 def linux_cpu(arch: str) -> tuple[str, tuple[str, ...]]:
     """(LLVM CPU name, features) of this machine."""
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+    with open(_CPUINFO, encoding="utf-8", errors="replace") as file:
         text = file.read()
-    return from_cpuinfo(text, arch, _hardware_capabilities() if arch == "aarch64" else None)
+    cpu, features = from_cpuinfo(
+        text, arch, _hardware_capabilities() if arch == "aarch64" else None
+    )
+    if "+amx-tile" in features and not _may_use_tiles():
+        features = tuple(sorted(f.replace("+amx-", "-amx-") for f in features))
+    return cpu, features
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux (from 5.16 on) for the state of AMX's tiles, once for this process and its threads.
+    It refuses where a thread's signal stack could not hold it."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype, call.argtypes = ctypes.c_long, [ctypes.c_long] * 3
+    return bool(call(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
 def _hardware_capabilities() -> tuple[int, int]:
@@ -189,7 +206,8 @@ _V2 = _set("crc32 cx16 popcnt sahf sse3 sse4.1 sse4.2 ssse3", _V1)
 _V3 = _set("avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave", _V2)
 _V4 = _set("avx512bw avx512cd avx512dq avx512f avx512vl", _V3)
 _ZEN3 = _set("adx aes pclmul prfchw rdrnd rdseed sha sse4a vaes vpclmulqdq", _V3)
-_WIDE = _set("avx512bf16 avx512bitalg avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512vpopcntdq")
+_ICE = _set("avx512bitalg avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512vpopcntdq")
+_WIDE = _set("avx512bf16", _ICE)
 _ZEN4 = _set("gfni", _ZEN3, _V4, _WIDE)
 _SPR = _set(
     "adx aes amx-bf16 amx-int8 amx-tile avx512fp16 avxvnni gfni pclmul prfchw rdrnd rdseed sha "
@@ -197,6 +215,7 @@ _SPR = _set(
     _V4,
     _WIDE,
 )
+_ICX = _set("adx aes gfni pclmul prfchw rdrnd rdseed sha vaes vpclmulqdq", _V4, _ICE)
 _ADL = _set("adx aes avxvnni gfni pclmul prfchw rdrnd rdseed sha vaes vpclmulqdq", _V3)
 _ARM8 = _set("fp-armv8 neon")
 _N1 = _set("aes crc dotprod fullfp16 lse rcpc rdm sha2", _ARM8)
@@ -214,7 +233,9 @@ NAMED: dict[str, tuple[str, str, frozenset[str]]] = {
     "znver3": ("x86_64", "znver3", _ZEN3),
     "znver4": ("x86_64", "znver4", _ZEN4),
     "alderlake": ("x86_64", "alderlake", _ADL),
+    "icelake-server": ("x86_64", "icelake-server", _ICX),
     "sapphirerapids": ("x86_64", "sapphirerapids", _SPR),
+    "graniterapids": ("x86_64", "graniterapids", _set("amx-fp16", _SPR)),
     "aarch64": ("aarch64", "generic", _ARM8),
     "armv8": ("aarch64", "generic", _ARM8),
     "neoverse-n1": ("aarch64", "neoverse-n1", _N1),

@@ -37,6 +37,8 @@ class Target:
     cpu: str
     features: tuple[str, ...]
     arch: str
+    emulates_amx: bool = False
+    """Whether code does in memory what AMX would do: for tests."""
 
     @staticmethod
     def host() -> Target:
@@ -73,7 +75,8 @@ class Target:
     @cached_property
     def key(self) -> str:
         """Everything about the target that can change machine code, as text."""
-        return f"{self.triple};{self.cpu};{','.join(self.features)}"
+        text = f"{self.triple};{self.cpu};{','.join(self.features)}"
+        return f"{text};emulates_amx" if self.emulates_amx else text
 
     def has(self, feature: str) -> bool:
         """Is this LLVM feature (such as "avx2") present?"""
@@ -213,5 +216,7 @@ def _host_from_llvm(arch: str) -> Target:
     flags = dict(llvm.get_host_cpu_features())
     if arch == "aarch64" and sys.platform == "darwin":
         flags[_RESERVE] = True  # Apple's ABI keeps x18 for the system
+    # Tiles need the system's permission (see `cpus`).
+    flags |= dict.fromkeys((name for name in flags if name.startswith("amx-")), False)
     features = tuple(sorted(("+" if on else "-") + name for name, on in flags.items()))
     return Target(_triple(arch), llvm.get_host_cpu_name(), features, arch)

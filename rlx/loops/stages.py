@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from rlx.ir.dtype import DType, c64
+from rlx.ir.dtype import DType
 from rlx.loops.nest import ROW, Access, Apply, BoundsCheck, Iota, Load, Nest, Reduce, Store
 from rlx.support.records import dataclass
 
@@ -113,7 +113,8 @@ class Stages:
                 number = demanded.pop()
                 if number in computed or number in reloaded or code[number].level == ROW:
                     continue
-                expensive = self.cost[number] > REMATERIALIZE_COST and code[number].dtype is not c64
+                is_real = not code[number].dtype.is_complex
+                expensive = self.cost[number] > REMATERIALIZE_COST and is_real
                 if expensive and number in before and number not in rematerialized:
                     reloaded.add(number)
                 else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType, bool_, c64, f32, f64, i32, i64
+from rlx.ir.dtype import DType, bool_, f32, f64, i32, i64
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
@@ -400,7 +400,7 @@ def _mean(t: Trace, node: Node, op: Any, index: Index) -> int:
     size: Any = prod((x.dims[a] for a in axes), start=1)
     whole = x.dtype.kind in ("int", "uint", "bool")
     # a narrow float would not hold the number
-    wide = f64 if whole or dtype is f64 else dtype if dtype is c64 else f32
+    wide = f64 if whole or dtype is f64 else dtype if dtype.is_complex else f32
     total = t.reduce(node, "sum", axes, index, f64 if whole else None)
     known = isinstance(size, int)
     number = t.literal(size, wide) if known else t.cast(t.iota(Affine((), size)), wide)

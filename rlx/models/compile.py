@@ -66,8 +66,9 @@ def compile_model(
             plan = runner.plan(speculate)
             if requests is not None:
                 pool = KVPool.of(
-                    opened, requests=requests, context=context, cache_tokens=cache_tokens, kv=kv
-                )
+                    opened, requests=requests, context=context, cache_tokens=cache_tokens, kv=kv,
+                    device=device,
+                )  # fmt: skip
                 plan = plan.joined(pool.plan(), requests=requests, cache_tokens=pool.slots)
         done = None if counted is None else counted(path.name, plan.count)
         write_bundle(

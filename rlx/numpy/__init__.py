@@ -11,11 +11,13 @@ A function runs at once, from a kernel that is compiled once for its element typ
 
 from __future__ import annotations
 
+import sys
 from math import e, inf, nan, pi
 
 from rlx.ir.dtype import bf16 as bfloat16
 from rlx.ir.dtype import bool_ as bool
 from rlx.ir.dtype import c64 as complex64
+from rlx.ir.dtype import c128 as complex128
 from rlx.ir.dtype import f16 as float16
 from rlx.ir.dtype import f32 as float32
 from rlx.ir.dtype import f64 as float64
@@ -27,7 +29,9 @@ from rlx.ir.dtype import u8 as uint8
 from rlx.ir.dtype import u16 as uint16
 from rlx.ir.dtype import u32 as uint32
 from rlx.ir.dtype import u64 as uint64
-from rlx.numpy.array import Array
+from rlx.numpy import fft, linalg
+from rlx.numpy import operators as _operators
+from rlx.numpy.array import Array, item_assignment
 from rlx.numpy.creation import (
     arange,
     array,
@@ -39,10 +43,20 @@ from rlx.numpy.creation import (
     full,
     full_like,
     linspace,
+    meshgrid,
     ones,
     ones_like,
     zeros,
     zeros_like,
+)
+from rlx.numpy.data_types import (
+    __array_namespace_info__,
+    astype,
+    can_cast,
+    finfo,
+    iinfo,
+    isdtype,
+    result_type,
 )
 from rlx.numpy.elementwise import (
     abs,
@@ -51,7 +65,6 @@ from rlx.numpy.elementwise import (
     add,
     asin,
     asinh,
-    astype,
     atan,
     atan2,
     atanh,
@@ -99,6 +112,7 @@ from rlx.numpy.elementwise import (
     minimum,
     multiply,
     negative,
+    nextafter,
     not_equal,
     positive,
     pow,
@@ -106,7 +120,6 @@ from rlx.numpy.elementwise import (
     reciprocal,
     relu,
     remainder,
-    result_type,
     round,
     sigmoid,
     sign,
@@ -123,8 +136,10 @@ from rlx.numpy.elementwise import (
     trunc,
     where,
 )
+from rlx.numpy.indexing import take, take_along_axis
 from rlx.numpy.manipulation import (
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     concat,
     expand_dims,
@@ -137,8 +152,6 @@ from rlx.numpy.manipulation import (
     roll,
     squeeze,
     stack,
-    take,
-    take_along_axis,
     tile,
     transpose,
     tril,
@@ -151,28 +164,29 @@ from rlx.numpy.reductions import (
     any,
     argmax,
     argmin,
-    argsort,
     count_nonzero,
+    cumulative_prod,
     cumulative_sum,
+    diff,
     log_softmax,
     max,
     mean,
     min,
-    nonzero,
     prod,
-    searchsorted,
     softmax,
-    sort,
     std,
     sum,
-    unique_values,
     var,
 )
+from rlx.numpy.searching import nonzero, searchsorted
+from rlx.numpy.sets import isin, unique_all, unique_counts, unique_inverse, unique_values
+from rlx.numpy.sorting import argsort, sort
 
 newaxis = None
 __array_api_version__ = "2025.12"
 __all__ = [
     "Array",
+    "__array_namespace_info__",
     "abs",
     "acos",
     "acosh",
@@ -200,17 +214,22 @@ __all__ = [
     "bitwise_xor",
     "bool",
     "broadcast_arrays",
+    "broadcast_shapes",
     "broadcast_to",
+    "can_cast",
     "ceil",
     "clip",
     "complex64",
+    "complex128",
     "concat",
     "conj",
     "copysign",
     "cos",
     "cosh",
     "count_nonzero",
+    "cumulative_prod",
     "cumulative_sum",
+    "diff",
     "divide",
     "e",
     "einsum",
@@ -223,6 +242,8 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
+    "finfo",
     "flip",
     "float16",
     "float32",
@@ -237,17 +258,22 @@ __all__ = [
     "greater",
     "greater_equal",
     "hypot",
+    "iinfo",
     "imag",
     "inf",
     "int8",
     "int16",
     "int32",
     "int64",
+    "isdtype",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
+    "item_assignment",
     "less",
     "less_equal",
+    "linalg",
     "linspace",
     "log",
     "log1p",
@@ -264,6 +290,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "meshgrid",
     "min",
     "minimum",
     "moveaxis",
@@ -271,6 +298,7 @@ __all__ = [
     "nan",
     "negative",
     "newaxis",
+    "nextafter",
     "nonzero",
     "not_equal",
     "ones",
@@ -321,6 +349,9 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
     "unique_values",
     "unstack",
     "var",
@@ -329,3 +360,5 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+_operators.functions = sys.modules[__name__]

@@ -7,22 +7,56 @@ being recorded. Both have the same operators and methods; the functions behind t
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rlx.errors import BoolConversionError, InputError
+from rlx.errors import (
+    ArrayTypeError,
+    ArrayValueError,
+    BoolConversionError,
+)
 from rlx.ir.dtype import DType
 from rlx.ir.node import Value
+from rlx.numpy import dlpack, operators
 from rlx.numpy.trace import Trace, make_size
 
+if TYPE_CHECKING:
+    from rlx.numpy.indexing import Index
+    from rlx.numpy.typing import ArrayLike, Axis, DTypeLike
+    from rlx.numpy.updates import Updates
 
-class Array:
+Scalar = bool | int | float | complex
+_assignment: ContextVar[bool] = ContextVar("item_assignment", default=False)
+
+
+@contextmanager
+def item_assignment() -> Iterator[None]:
+    """In this context `x[index] = value` is allowed: for code that was written for arrays that
+    change, such as scikit-learn's.
+
+    The array `x` takes `x.at[index].set(value)` in place of its elements. Arrays that shared memory
+    with it, such as views, keep theirs; so do jitted functions that captured it.
+    """
+    token = _assignment.set(True)
+    try:
+        yield
+    finally:
+        _assignment.reset(token)
+
+
+_VERSIONS = ("2022.12", "2023.12", "2024.12", "2025.12")
+
+
+class Array(operators.Operators):
     """An immutable n-dimensional array. Make one with `rlx.numpy.asarray`; the operators and
     functions of `rlx.numpy` return new ones."""
 
     __slots__ = ("__weakref__", "_dtype", "data")
-    __array_ufunc__ = None  # a NumPy array on the left defers to these operators
     data: np.ndarray[Any, Any]
 
     def __init__(self, data: np.ndarray[Any, Any]) -> None:
@@ -55,19 +89,27 @@ class Array:
         return total
 
     @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.bytes
+
+    @property
     def device(self) -> str:
+        """Where the elements are: in the host's memory, whichever device computed them."""
         return "cpu"
 
     def to_device(self, device: str, /, *, stream: object = None) -> Array:
-        if device != "cpu":
-            raise InputError("no such device of arrays", got=repr(device), expected="'cpu'")
+        if device != "cpu" or stream is not None:
+            raise ArrayValueError(
+                "no such device of arrays", where="to_device", got=repr(device),
+                expected="'cpu', without a stream",
+            )  # fmt: skip
         return self
 
     @property
     def T(self) -> Array:
         """The transposed matrix."""
         if self.ndim != 2:
-            raise InputError("T is of matrices", got=f"{self.ndim} axes", hint="use mT")
+            raise ArrayValueError("T is of matrices", got=f"{self.ndim} axes", hint="use mT")
         return self.mT
 
     @property
@@ -77,130 +119,240 @@ class Array:
 
     # -- conversion ---------------------------------------------------------------------------
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if copy is False and dtype is not None and np.dtype(dtype) != self.data.dtype:
-            raise ValueError("a copy is needed for another element type")
-        return np.array(self.data, dtype=dtype, copy=copy)
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
+        """A read-only view; a copy of its own where `copy` or another type asks for one."""
+        if dtype is not None and np.dtype(dtype) != self.data.dtype:
+            if copy is False:
+                raise ArrayValueError(
+                    "a copy is needed for another element type", where="numpy.asarray", got=dtype,
+                    expected=self.data.dtype,
+                )  # fmt: skip
+            return self.data.astype(dtype)
+        if copy:
+            return self.data.copy()
+        view = self.data.view()
+        view.flags.writeable = False
+        return view
 
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.data.__dlpack__(**options)
+    def __dlpack__(
+        self, *, stream: object = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> object:  # fmt: skip
+        return dlpack.export(self.data, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        kind, number = self.data.__dlpack_device__()
-        return int(kind), int(number)
+        return (1, 0)
 
-    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         if api_version not in (None, *_VERSIONS):
-            raise ValueError(f"array API version {api_version!r} is not one of {_VERSIONS}")
-        return _functions()
+            raise ArrayValueError(
+                "no such version of the array API", where="__array_namespace__",
+                got=repr(api_version), expected=", ".join(_VERSIONS),
+            )  # fmt: skip
+        return operators.functions  # type: ignore[no-any-return]
 
-    def _scalar(self, kind: str) -> Any:
+    def _scalar(self, kind: str) -> Scalar:
         if self.ndim:
-            raise TypeError(f"{kind}() takes an array without axes; got shape {self.shape}")
-        return self.data[()]
+            raise ArrayTypeError(
+                "not an array without axes", where=kind, got=f"shape {self.shape}", expected="()"
+            )
+        found: Scalar = self.data.item()
+        if isinstance(found, complex) and kind in ("int", "float"):
+            raise ArrayTypeError("a complex number", where=kind, got=found, expected="a real one")
+        return found
 
     def __bool__(self) -> bool:
         return bool(self._scalar("bool"))
 
     def __int__(self) -> int:
-        return int(self._scalar("int"))
+        return int(self._scalar("int"))  # type: ignore[arg-type]
 
     def __float__(self) -> float:
-        return float(self._scalar("float"))
+        return float(self._scalar("float"))  # type: ignore[arg-type]
 
     def __complex__(self) -> complex:
         return complex(self._scalar("complex"))
 
     def __index__(self) -> int:
         if not self.dtype.is_integer:
-            raise TypeError(f"an index is an integer; got an array of {self.dtype}")
-        return int(self._scalar("index"))
+            raise ArrayTypeError("an index is an integer", where="index", got=self.dtype)
+        return int(self._scalar("index"))  # type: ignore[arg-type]
 
-    def item(self) -> Any:
+    def item(self) -> Scalar:
         """The only element as a Python number."""
-        return self.data.item()
+        if self.data.size != 1:
+            raise ArrayValueError("not one element", where="item", got=f"shape {self.shape}")
+        found: Scalar = self.data.item()
+        return found
 
-    def tolist(self) -> Any:
-        return self.data.tolist()
+    def tolist(self) -> Scalar | list[Any]:
+        """The elements as nested lists of Python numbers."""
+        found: Scalar | list[Any] = self.data.tolist()
+        return found
 
-    def astype(self, dtype: Any, *, copy: bool = True) -> Array:
+    def astype(self, dtype: DTypeLike, *, copy: bool = True) -> Array:
         return _call("astype", self, dtype, copy=copy)
 
-    def reshape(self, *shape: Any) -> Array:
+    # -- shape and reductions, as in NumPy ------------------------------------------------------
+
+    def reshape(self, *shape: int | tuple[int, ...] | list[int]) -> Array:
+        """Under another shape: sizes, or one tuple of them."""
         given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         return _call("reshape", self, given)
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Array:
+    def transpose(self, *axes: int | tuple[int, ...] | list[int]) -> Array:
+        """The axes in another order; reversed when none are given."""
+        given = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+        return _call("permute_dims", self, given or tuple(range(self.ndim))[::-1])
+
+    def flatten(self) -> Array:
+        """The elements in one axis."""
+        return _call("reshape", self, (-1,))
+
+    ravel = flatten
+
+    def squeeze(self, axis: Axis = None) -> Array:
+        """Without axes of size 1: those named, or all."""
+        given = tuple([i for i, n in enumerate(self.shape) if n == 1]) if axis is None else axis
+        return _call("squeeze", self, given)
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Array:
         return _call("sum", self, axis=axis, keepdims=keepdims)
 
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Array:
+    def prod(self, axis: Axis = None, keepdims: bool = False) -> Array:
+        return _call("prod", self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Array:
         return _call("mean", self, axis=axis, keepdims=keepdims)
 
-    def max(self, axis: Any = None, keepdims: bool = False) -> Array:
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Array:
         return _call("max", self, axis=axis, keepdims=keepdims)
 
-    def min(self, axis: Any = None, keepdims: bool = False) -> Array:
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Array:
         return _call("min", self, axis=axis, keepdims=keepdims)
+
+    def all(self, axis: Axis = None, keepdims: bool = False) -> Array:
+        return _call("all", self, axis=axis, keepdims=keepdims)
+
+    def any(self, axis: Axis = None, keepdims: bool = False) -> Array:
+        return _call("any", self, axis=axis, keepdims=keepdims)
 
     # -- indexing -----------------------------------------------------------------------------
 
-    def __getitem__(self, index: Any) -> Array:
-        found: Array = _indexing().get_item(self, index)
-        return found
+    def __getitem__(self, key: Index, /) -> Array:
+        return _indexing().get_item(self, key)  # type: ignore[no-any-return]
 
-    def __setitem__(self, index: object, value: object) -> NoReturn:
-        raise InputError(
-            "an array does not change", where="index", got=repr(index),
-            hint="x = x.at[index].set(value) gives a new one",
-        )  # fmt: skip
+    def __setitem__(self, key: Index, value: ArrayLike, /) -> None:
+        if not _assignment.get():
+            raise ArrayTypeError(
+                "an array does not change", where="index", got=f"x[{key!r:.60}] = …",
+                hint="x = x.at[index].set(value) gives a new one; for code written for arrays that "
+                "change, there is `with rlx.numpy.item_assignment():`",
+            )  # fmt: skip
+        self._become(self.at[key].set(value))
+
+    def _become(self, other: Array) -> None:
+        self.data = other.data
+
+    def alias(self) -> Array:
+        """The same elements as an array of its own."""
+        return Array(self.data)
 
     @property
     def at(self) -> Updates:
         """`x.at[i].set(v)`, `x.at[i].add(v)`: new arrays with some elements changed."""
+        from rlx.numpy.updates import Updates  # late: it imports this file
+
         return Updates(self)
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise TypeError("an array without axes has no length")
+            raise ArrayTypeError("an array without axes has no length", where="len", got=repr(self))
         return int(self.shape[0])
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Array]:
         if not self.ndim:
-            raise TypeError("an array without axes cannot be iterated")
+            raise ArrayTypeError("an array without axes", where="iter", got=repr(self))
         return (self[i] for i in range(len(self)))
 
-    __hash__ = object.__hash__
+    def __contains__(self, value: ArrayLike) -> bool:
+        return bool(_call("any", _call("equal", self, value)))
+
+    # -- copies and text ----------------------------------------------------------------------
+
+    def __copy__(self) -> Array:
+        return self.alias()
+
+    def __deepcopy__(self, memo: object) -> Array:
+        return self.alias()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Array, (np.ascontiguousarray(self.data).reshape(self.data.shape),))
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        if self.ndim:
+            raise ArrayTypeError(
+                "a format is of one number", where="format", got=f"{spec!r} for shape {self.shape}"
+            )
+        return format(self._scalar("format"), spec)
 
     def __repr__(self) -> str:
         text = np.array2string(self.data, separator=", ", prefix="Array(")
-        return f"Array({text}, dtype={self.dtype})"
+        shape = f", shape={self.shape}" if not self.data.size and self.shape != (0,) else ""
+        return f"Array({text}{shape}, dtype={self.data.dtype.name})"
 
     def __str__(self) -> str:
         return str(self.data)
 
 
 class Tracer(Array):
-    """An array inside a jitted function while it is traced: it has a shape but no elements."""
+    """An array inside a jitted function while it is traced: it has a shape but no elements.
 
-    __slots__ = ("trace", "value")
+    `own` is its value in the trace that made it, `home`; `trace` and `value` are those of the body
+    of a loop or branch that is traced now, where there is one.
+    """
+
+    __slots__ = ("home", "own")
 
     def __init__(self, trace: Trace, value: Value) -> None:
-        self.trace, self.value = trace, value
+        self.home, self.own = trace, value
         self._dtype = value.shape.dtype
 
     @property
+    def trace(self) -> Trace:
+        return self.home.innermost()
+
+    @property
+    def value(self) -> Value:
+        return self.home.innermost().enter(self.own, self.home)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return tuple([make_size(self.trace, d) for d in self.value.shape.dims])
+        return tuple([make_size(self.home, d) for d in self.own.shape.dims])
 
     @property
     def ndim(self) -> int:
-        return self.value.shape.rank
+        return self.own.shape.rank
+
+    def _become(self, other: Array) -> None:
+        assert isinstance(other, Tracer)
+        self.home, self.own = other.home, other.own
+
+    def alias(self) -> Array:
+        return Tracer(self.home, self.own)
 
     def _scalar(self, kind: str) -> NoReturn:
         raise BoolConversionError(
             "the elements of a traced array are not known", where=kind, got=repr(self),
             hint="choose with rlx.numpy.where(condition, a, b), or make the argument static",
         )  # fmt: skip
+
+    def __index__(self) -> NoReturn:
+        self._scalar("index")
 
     def item(self) -> NoReturn:
         self._scalar("item")
@@ -214,92 +366,25 @@ class Tracer(Array):
     def __dlpack__(self, **options: Any) -> NoReturn:
         self._scalar("__dlpack__")
 
+    def __reduce__(self) -> NoReturn:
+        self._scalar("pickle")
+
+    def __format__(self, spec: str) -> str:
+        return self._scalar("format") if spec else repr(self)
+
     def __repr__(self) -> str:
-        return f"Tracer({self.value.shape})"
+        return f"Tracer({self.own.shape})"
 
     __str__ = __repr__
 
 
-class Updates:
-    """`x.at`, and with an index `x.at[i]`."""
-
-    __slots__ = ("array", "index")
-
-    def __init__(self, array: Array, index: Any = None) -> None:
-        self.array, self.index = array, index
-
-    def __getitem__(self, index: Any) -> Updates:
-        return Updates(self.array, (index,))
-
-    def set(self, value: Any) -> Array:
-        """The array with the elements at the index replaced."""
-        made: Array = _indexing().updated(self.array, self._chosen(), value, "set")
-        return made
-
-    def add(self, value: Any) -> Array:
-        """The array with `value` added at the index; equal indices add up."""
-        made: Array = _indexing().updated(self.array, self._chosen(), value, "add")
-        return made
-
-    def _chosen(self) -> Any:
-        if self.index is None:
-            raise InputError("no index", where="at", expected="x.at[index].set(value)")
-        return self.index[0]
-
-
-_VERSIONS = ("2022.12", "2023.12", "2024.12", "2025.12")
-
-
-def _functions() -> Any:
-    import rlx.numpy
-
-    return rlx.numpy
-
-
 def _indexing() -> Any:
-    from rlx.numpy import manipulation
+    from rlx.numpy import indexing
 
-    return manipulation
+    return indexing
 
 
 def _call(name: str, *args: Any, **options: Any) -> Array:
     """A function of `rlx.numpy`, which imports this module."""
-    found: Array = getattr(_functions(), name)(*args, **options)
+    found: Array = getattr(operators.functions, name)(*args, **options)
     return found
-
-
-_BINARY = {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide",
-    "floordiv": "floor_divide", "mod": "remainder", "pow": "pow", "matmul": "matmul",
-    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
-}  # fmt: skip
-_COMPARISONS = {
-    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal",
-}  # fmt: skip
-_UNARY = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
-OPERANDS = (Array, bool, int, float, complex, np.ndarray, np.generic)
-
-
-def _install() -> None:
-    """Operators: `x + y` is `rlx.numpy.add(x, y)`. In-place ones rebind, as for numbers."""
-
-    def binary(name: str, swapped: bool) -> Any:
-        def operator(self: Array, other: Any) -> Any:
-            if not isinstance(other, OPERANDS):
-                return NotImplemented
-            function = getattr(_functions(), name)
-            return function(other, self) if swapped else function(self, other)
-
-        return operator
-
-    for short, name in (_BINARY | _COMPARISONS).items():
-        setattr(Array, f"__{short}__", binary(name, False))
-        if short in _BINARY:
-            setattr(Array, f"__r{short}__", binary(name, True))
-    for short, name in _UNARY.items():
-        setattr(Array, f"__{short}__", lambda self, name=name: getattr(_functions(), name)(self))
-
-
-_install()

@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import builtins
+from typing import Any, Protocol
 
-from rlx.errors import DTypeError
-from rlx.ir.dtype import DType, c64, promote
+from rlx.errors import ArrayTypeError
+from rlx.ir.dtype import DType, bf16, f16, f32, f64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import apply, as_array, with_scalars
+from rlx.numpy.typing import ArrayLike
 
-Function = Callable[..., Array]
+
+class Unary(Protocol):
+    """A function of one array."""
+
+    def __call__(self, x: ArrayLike, /) -> Array: ...
 
 
-def _unary(name: str, op: str, doc: str) -> Function:
+class Binary(Protocol):
+    """A function of two arrays that broadcast."""
+
+    def __call__(self, x1: ArrayLike, x2: ArrayLike, /) -> Array: ...
+
+
+def _named(function: Any, name: str, doc: str) -> Any:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def _unary(name: str, op: str, doc: str) -> Unary:
     def build(g: Graph, x: Value) -> Any:
         return getattr(g, op)(x)
 
-    def function(x: Any, /) -> Array:
-        return apply(build, [as_array(x)])
+    def function(x: ArrayLike, /) -> Array:
+        return apply(build, [as_array(x)], elementwise=True)
 
-    build.__name__ = function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    return function
+    build.__name__ = name
+    return _named(function, name, doc)  # type: ignore[no-any-return]
 
 
-def _binary(name: str, op: str, doc: str) -> Function:
+def _binary(name: str, op: str, doc: str) -> Binary:
     def build(g: Graph, a: Value, b: Value) -> Any:
         return getattr(g, op)(a, b)
 
-    def function(x1: Any, x2: Any, /) -> Array:
-        return apply(build, with_scalars(x1, x2))
+    def function(x1: ArrayLike, x2: ArrayLike, /) -> Array:
+        return apply(build, with_scalars(x1, x2), elementwise=True)
 
-    build.__name__ = function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    return function
+    build.__name__ = name
+    return _named(function, name, doc)  # type: ignore[no-any-return]
 
 
 exp = _unary("exp", "exp", "e to the power of each element.")
@@ -60,13 +75,13 @@ exp2 = _unary("exp2", "exp2", "2 to the power of each element.")
 log2 = _unary("log2", "log2", "The logarithm to base 2.")
 log10 = _unary("log10", "log10", "The logarithm to base 10.")
 signbit = _unary("signbit", "signbit", "Whether the sign bit is set.")
-isfinite = _unary("isfinite", "is_finite", "Whether each element is neither NaN nor infinite.")
+_isfinite = _unary("isfinite", "is_finite", "Whether each element is neither NaN nor infinite.")
 negative = _unary("negative", "neg", "−x.")
 square = _unary("square", "square", "x².")
 reciprocal = _unary("reciprocal", "reciprocal", "1 / x.")
 logical_not = _unary("logical_not", "logical_not", "Whether each element is false.")
-isnan = _unary("isnan", "is_nan", "Whether each element is NaN.")
-isinf = _unary("isinf", "is_inf", "Whether each element is infinite.")
+_isnan = _unary("isnan", "is_nan", "Whether each element is NaN.")
+_isinf = _unary("isinf", "is_inf", "Whether each element is infinite.")
 _abs = _unary("abs", "abs", "The magnitude.")
 sign = _unary("sign", "sign", "−1, 0 or 1.")
 
@@ -100,75 +115,117 @@ logical_or = _binary("logical_or", "logical_or", "x1 or x2.")
 logical_xor = _binary("logical_xor", "logical_xor", "x1 or x2, not both.")
 
 
-def _whole(name: str, op: str, doc: str) -> Function:
-    """A rounding: integers are whole already."""
-    rounding = _unary(name, op, doc)
+def _whole(rounding: Unary) -> Unary:
+    """A rounding: integers and bools are whole already."""
 
-    def function(x: Any, /) -> Array:
-        x = as_array(x)
-        return x if x.dtype.is_integer else rounding(x)
+    def function(x: ArrayLike, /) -> Array:
+        array = as_array(x)
+        return array.alias() if array.dtype.kind in ("int", "uint", "bool") else rounding(array)
 
-    function.__name__, function.__doc__ = name, doc
-    return function
+    return _named(function, rounding.__name__, rounding.__doc__ or "")  # type: ignore[attr-defined, no-any-return]
 
 
-floor = _whole("floor", "floor", "The next whole number towards −inf.")
-ceil = _whole("ceil", "ceil", "The next whole number towards +inf.")
-round = _whole("round", "round", "The nearest whole number, halves to the even one.")
-trunc = _whole("trunc", "trunc", "The next whole number towards 0.")
+floor = _whole(_unary("floor", "floor", "The next whole number towards −inf."))
+ceil = _whole(_unary("ceil", "ceil", "The next whole number towards +inf."))
+round = _whole(_unary("round", "round", "The nearest whole number, halves to the even one."))
+trunc = _whole(_unary("trunc", "trunc", "The next whole number towards 0."))
 
 
-def abs(x: Any, /) -> Array:
+def _flagged(flag: Unary, of_whole: builtins.bool) -> Unary:
+    """A question about floats, whose answer for integers and bools is known."""
+
+    def build(g: Graph, x: Value) -> Any:
+        return g.eq(x, x) if of_whole else g.ne(x, x)
+
+    def function(x: ArrayLike, /) -> Array:
+        array = as_array(x)
+        return (
+            apply(build, [array], elementwise=True)
+            if array.dtype.kind in ("int", "uint", "bool")
+            else flag(array)
+        )
+
+    return _named(function, flag.__name__, flag.__doc__ or "")  # type: ignore[attr-defined, no-any-return]
+
+
+isfinite = _flagged(_isfinite, True)
+isinf = _flagged(_isinf, False)
+isnan = _flagged(_isnan, False)
+
+
+def abs(x: ArrayLike, /) -> Array:
     """The magnitude of each element."""
-    x = as_array(x)
-    return x if x.dtype.kind == "uint" else _abs(x)
+    array = as_array(x)
+    return array.alias() if array.dtype.kind in ("uint", "bool") else _abs(array)
 
 
-def positive(x: Any, /) -> Array:
-    """The array itself."""
-    return as_array(x)
+def positive(x: ArrayLike, /) -> Array:
+    """The same elements."""
+    return as_array(x).alias()
 
 
 def _where(g: Graph, condition: Value, a: Value, b: Value) -> Any:
     return g.where(condition, a, b)
 
 
-def where(condition: Any, x1: Any, x2: Any, /) -> Array:
+def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """x1 where the condition holds, else x2."""
-    a, b = with_scalars(x1, x2)
-    return apply(_where, [as_array(condition), a, b])
+    flags = as_array(condition)
+    if flags.dtype.kind != "bool":
+        raise ArrayTypeError(
+            "not a condition", where="where", got=flags.dtype, expected="bool",
+            hint="compare with 0: x != 0",
+        )  # fmt: skip
+    return apply(_where, [flags, *with_scalars(x1, x2)], elementwise=True)
 
 
 def _clip(g: Graph, x: Value, *bounds: Any) -> Any:
     *given, which = bounds
     for kind, bound in zip(which, given, strict=True):
-        bound = bound.astype(x.shape.dtype)
         x = g.maximum(x, bound) if kind == "low" else g.minimum(x, bound)
     return x
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
-    """Each element limited to min … max."""
-    x = as_array(x)
+def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
+    """Each element limited to min … max, which broadcast with x."""
+    array = as_array(x)
     named = [("low", min), ("high", max)]
     which = tuple([kind for kind, bound in named if bound is not None])
-    bounds = [with_scalars(x, bound)[1] for _, bound in named if bound is not None]
-    return apply(_clip, [x, *bounds], which) if which else x
+    bounds = [_bound(array, bound) for _, bound in named if bound is not None]
+    return apply(_clip, [array, *bounds], which, elementwise=True) if which else array.alias()
 
 
-def _part(op: str) -> Function:
+def _bound(x: Array, bound: ArrayLike) -> Array:
+    """A bound in a type that promotes with x's; a whole number beyond it is its limit."""
+    if type(bound) is int and x.dtype.is_integer:
+        least, most = _limits(x.dtype)
+        bound = builtins.min(builtins.max(bound, least), most)
+    return with_scalars(x, bound)[1]
+
+
+def _limits(element: DType) -> tuple[int, int]:
+    """The least and the greatest integer of a type."""
+    bits = element.bits - (element.kind == "int")
+    return (-(1 << bits) if element.kind == "int" else 0), (1 << bits) - 1
+
+
+def _part(op: str) -> Unary:
     def build(g: Graph, x: Value) -> Any:
         return getattr(g, op)(x)
 
-    def function(x: Any, /) -> Array:
-        x = as_array(x)
-        if x.dtype is not c64:
-            raise DTypeError(f"{op} is of complex arrays", got=x.dtype, expected="complex64")
-        return apply(build, [x])
+    def function(x: ArrayLike, /) -> Array:
+        array = as_array(x)
+        if array.dtype.kind != "complex":
+            if op == "real":
+                return array.alias()
+            raise ArrayTypeError(
+                "the imaginary part of real numbers", where=op, got=array.dtype,
+                expected="complex64 or complex128",
+            )  # fmt: skip
+        return apply(build, [array], elementwise=True)
 
-    build.__name__ = function.__name__ = op
-    function.__doc__ = f"The {op} part."
-    return function
+    doc = "The real part." if op == "real" else "The imaginary part."
+    return _named(function, op, doc)  # type: ignore[no-any-return]
 
 
 real = _part("real")
@@ -179,28 +236,54 @@ def _conj(g: Graph, x: Value) -> Any:
     return g.complex(g.real(x), -g.imag(x))
 
 
-def conj(x: Any, /) -> Array:
+def conj(x: ArrayLike, /) -> Array:
     """The complex conjugate; real arrays are their own."""
-    x = as_array(x)
-    return apply(_conj, [x]) if x.dtype is c64 else x
+    array = as_array(x)
+    return (
+        apply(_conj, [array], elementwise=True) if array.dtype.kind == "complex" else array.alias()
+    )
 
 
-def _astype(g: Graph, x: Value, dtype: DType) -> Any:
-    return x.astype(dtype)
+# bits of the significand and the least positive number
+_FLOATS = {f16: (11, 2.0**-24), bf16: (8, 2.0**-133), f32: (24, 2.0**-149), f64: (53, 2.0**-1074)}
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: object = None) -> Array:
-    """The elements in another type."""
-    x, element = as_array(x), DType.of(dtype)
-    return x if x.dtype is element else apply(_astype, [x], element)
+def _nextafter(g: Graph, a: Value, b: Value) -> Any:
+    """By Rump, Zimmermann, Boldo and Melquiond: x ± φ|x| rounds to the neighbour for φ just above
+    half a unit; small numbers are scaled first, and near 0 the neighbours are equally spaced."""
+    element = a.shape.dtype
+    bits, least = _FLOATS[element]
+    wide = f64 if element is f64 else f32
+    a, b = a.astype(wide), b.astype(wide)
+    half = 2.0**-bits
+    step = g.where(a < b, g.constant(1.0, wide), g.constant(-1.0, wide))
+
+    def moved(x: Value) -> Value:
+        around = x + step * (g.abs(x) * (half * (1 + 2 * half)))
+        return around.astype(element).astype(wide)
+
+    size = g.abs(a)
+    small = moved(a * (1 / half)) * half
+    near = g.where(size < least / half, a + step * least, small)
+    found = g.where(size < least / half**2 / 2, near, moved(a))
+    largest = g.constant((2 - 2 * half) * 2.0 ** (127 if bits in (24, 8) else 15 if bits == 11
+                                                   else 1023), wide)  # fmt: skip
+    found = g.where(g.is_inf(a), g.copysign(largest, a), found)
+    found = g.where(found.eq(0.0), g.copysign(found, a), found)  # −least towards 0 is −0
+    found = g.where(g.eq(a, b), b, found)
+    found = g.where(g.logical_or(g.is_nan(a), g.is_nan(b)), a + b, found)
+    return found.astype(element)
 
 
-def result_type(*arrays_and_dtypes: Any) -> DType:
-    """The element type that the arrays and types promote to."""
-    kinds = [x if isinstance(x, DType) else None for x in arrays_and_dtypes]
-    pairs = zip(kinds, arrays_and_dtypes, strict=True)
-    arrays = with_scalars(*[x for kind, x in pairs if kind is None])
-    return promote(*[k for k in kinds if k is not None], *[x.dtype for x in arrays])
+def nextafter(x1: ArrayLike, x2: ArrayLike, /) -> Array:
+    """The next representable number after x1 towards x2."""
+    a, b = with_scalars(x1, x2)
+    for x in (a, b):
+        if x.dtype not in _FLOATS or a.dtype is not b.dtype:
+            raise ArrayTypeError(
+                "not two floats of one type", where="nextafter", got=f"{a.dtype} and {b.dtype}"
+            )
+    return apply(_nextafter, [a, b], elementwise=True)
 
 
 relu = _unary("relu", "relu", "max(x, 0).")

@@ -1,132 +1,156 @@
-"""Reductions, scans along an axis, sorting and searching."""
+"""Reductions and scans along axes."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from rlx.errors import InputError, UnsupportedError
-from rlx.ir.dtype import DType, bool_, i64, u64
+from rlx.errors import ArrayTypeError, ArrayValueError
+from rlx.ir.dtype import DType, bool_, f32, i64, u64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.numpy.array import Array, Tracer
-from rlx.numpy.dispatch import apply, as_array
-
-Axis = int | Sequence[int] | None
-
-
-def _axes(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes that are reduced, not negative, in order; None means all."""
-    given = range(ndim) if axis is None else [axis] if isinstance(axis, int) else list(axis)
-    for a in given:
-        if not -ndim <= a < ndim:
-            raise InputError("no such axis", got=a, expected=f"{-ndim} … {ndim - 1}")
-    return tuple(sorted(a % ndim for a in given))
+from rlx.numpy.array import Array
+from rlx.numpy.data_types import astype, dtype_of
+from rlx.numpy.dispatch import apply, apply_reduction, as_array, with_scalars
+from rlx.numpy.manipulation import axes_of, axis_of, concat, reshape
+from rlx.numpy.typing import ArrayLike, Axis, DTypeLike
 
 
-def _sum_type(x: Array, dtype: Any) -> DType:
+def _sum_type(x: Array, dtype: DTypeLike | None) -> DType:
     """Sums and products of integers are 64 bits wide, those of floats keep their type."""
     if dtype is not None:
-        return DType.of(dtype)
+        return dtype_of(dtype)
     return u64 if x.dtype.kind == "uint" else i64 if x.dtype.kind in ("int", "bool") else x.dtype
 
 
-def _reduce(g: Graph, x: Value, op: str, axes: Any, keepdims: bool, dtype: DType | None) -> Any:
+def _reduce(g: Graph, x: Value, axes: Any, keepdims: bool, op: str, dtype: DType | None) -> Any:
     x = x if dtype is None else x.astype(dtype)
-    return getattr(g, op)(x, axes, keepdims) if axes else x
+    return getattr(g, op)(x, axes, keepdims)
 
 
-def _reduced(x: Any, op: str, axis: Axis, keepdims: bool, dtype: DType | None = None) -> Array:
-    x = as_array(x)
-    return apply(_reduce, [x], op, _axes(axis, x.ndim), keepdims, dtype)
+def _unreduced(g: Graph, x: Value, dtype: DType | None) -> Any:
+    return x if dtype is None else x.astype(dtype)
 
 
-def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def _reduced(
+    x: Array, op: str, axis: Axis, keepdims: bool, dtype: DType | None = None, where: str = ""
+) -> Array:
+    axes = tuple(sorted(axes_of(axis, x.ndim, where or op)))
+    if not axes:
+        return apply(_unreduced, [x], dtype, elementwise=True)
+    return apply_reduction(_reduce, x, axes, bool(keepdims), op, dtype)
+
+
+def sum(
+    x: ArrayLike, /, *, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> Array:
     """The sum along axes; all of them when none are named."""
-    x = as_array(x)
-    return _reduced(x, "sum", axis, keepdims, _sum_type(x, dtype))
+    array = as_array(x)
+    return _reduced(array, "sum", axis, keepdims, _sum_type(array, dtype))
 
 
-def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def prod(
+    x: ArrayLike, /, *, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> Array:
     """The product along axes."""
-    x = as_array(x)
-    return _reduced(x, "prod", axis, keepdims, _sum_type(x, dtype))
+    array = as_array(x)
+    return _reduced(array, "prod", axis, keepdims, _sum_type(array, dtype))
 
 
-def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The mean along axes."""
-    return _reduced(x, "mean", axis, keepdims)
+def _floating(x: Array) -> DType:
+    return x.dtype if x.dtype.kind in ("float", "complex") else f32
 
 
-def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def mean(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """The mean along axes; of integers in f32."""
+    array = as_array(x)
+    return _reduced(array, "mean", axis, keepdims, _floating(array))
+
+
+def max(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """The greatest element along axes; NaN if there is one."""
     return _reduced(_nonempty(x, axis, "max"), "max", axis, keepdims)
 
 
-def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def min(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """The least element along axes; NaN if there is one."""
     return _reduced(_nonempty(x, axis, "min"), "min", axis, keepdims)
 
 
-def _nonempty(x: Any, axis: Axis, what: str) -> Array:
+def _nonempty(x: ArrayLike, axis: Axis, what: str) -> Array:
     made = as_array(x)
-    if not isinstance(made, Tracer) and _is_empty(made, axis):
-        raise InputError(f"the {what} of no elements", got=f"shape {made.shape}")
+    sizes = [made.shape[a] for a in axes_of(axis, made.ndim, what)]
+    if builtins.any(type(n) is int and n == 0 for n in sizes):
+        raise ArrayValueError(f"the {what} of no elements", where=what, got=f"shape {made.shape}")
+    if made.dtype.kind == "complex":
+        raise ArrayTypeError("complex numbers have no order", where=what, got=made.dtype)
     return made
 
 
-def _is_empty(x: Array, axis: Axis) -> bool:
-    return 0 in [x.shape[a] for a in _axes(axis, x.ndim)]
-
-
-def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def all(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Whether all elements along axes are true."""
-    return _reduced(x, "all", axis, keepdims, bool_)
+    return _reduced(as_array(x), "all", axis, keepdims, bool_)
 
 
-def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def any(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Whether one element along axes is true."""
-    return _reduced(x, "any", axis, keepdims, bool_)
+    return _reduced(as_array(x), "any", axis, keepdims, bool_)
 
 
-def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def count_nonzero(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """How many elements along axes are not zero."""
-    from rlx.numpy.elementwise import astype
+    flags = astype(as_array(x), bool_)
+    return _reduced(flags, "sum", axis, keepdims, i64, "count_nonzero")
 
-    return sum(astype(x, bool_), axis=axis, keepdims=keepdims)
 
-
-def _var(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> Any:
-    if not axes:
-        return x * 0.0
+def _var(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float, dtype: DType) -> Any:
+    x = x.astype(dtype)
     centred = x - g.mean(x, axes, True)
     count: Any = 1
     for a in axes:
         count = count * x.shape.dims[a]
-    number = count if isinstance(count, int) else g.dim_value(count)
     total = g.sum(centred * centred, axes, keepdims)
-    if isinstance(number, int):
-        return total / float(builtins.max(number - correction, 0.0))
-    return total / g.maximum(number.astype(x.shape.dtype) - correction, 0.0)
+    if isinstance(count, int):
+        return total / g.constant(builtins.max(count - correction, 0.0), dtype)
+    number = g.dim_value(count, i64).astype(dtype)
+    return total / g.maximum(number - correction, 0.0)
 
 
-def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+def _std(g: Graph, x: Value, axes: Any, *options: Any) -> Any:
+    return g.sqrt(_var(g, x, axes, *options))
+
+
+def _no_spread(g: Graph, x: Value, correction: float, dtype: DType) -> Any:
+    """The variance of one element."""
+    x = x.astype(dtype)
+    return (x - x) / g.constant(builtins.max(1.0 - correction, 0.0), dtype)
+
+
+def _spread(
+    build: Any, x: ArrayLike, axis: Axis, correction: float, keepdims: bool, where: str
+) -> Array:
+    array = as_array(x)
+    if array.dtype.kind == "complex":
+        raise ArrayTypeError("not real numbers", where=where, got=array.dtype)
+    axes = tuple(sorted(axes_of(axis, array.ndim, where)))
+    options = float(correction), _floating(array)
+    if not axes:
+        return apply(_no_spread, [array], *options, elementwise=True)
+    return apply_reduction(build, array, axes, bool(keepdims), *options)
+
+
+def var(
+    x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+) -> Array:
     """The variance along axes, over n − correction."""
-    x = as_array(x)
-    return apply(_var, [x], _axes(axis, x.ndim), keepdims, float(correction))
+    return _spread(_var, x, axis, correction, keepdims, "var")
 
 
-def _std(g: Graph, x: Value, axes: Any, keepdims: bool, correction: float) -> Any:
-    return g.sqrt(_var(g, x, axes, keepdims, correction))
-
-
-def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+def std(
+    x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+) -> Array:
     """The standard deviation along axes."""
-    x = as_array(x)
-    return apply(_std, [x], _axes(axis, x.ndim), keepdims, float(correction))
+    return _spread(_std, x, axis, correction, keepdims, "std")
 
 
 # -- along one axis ---------------------------------------------------------------------------
@@ -136,100 +160,93 @@ def _along(g: Graph, x: Value, op: str, axis: int, *options: Any) -> Any:
     return getattr(g, op)(x, axis, *options)
 
 
-def softmax(x: Any, /, axis: int = -1) -> Array:
+def softmax(x: ArrayLike, /, axis: int = -1) -> Array:
     """e^x over its sum along an axis."""
-    return apply(_along, [as_array(x)], "softmax", axis)
+    array = as_array(x)
+    return apply(_along, [array], "softmax", axis_of(axis, array.ndim, "softmax"))
 
 
-def log_softmax(x: Any, /, axis: int = -1) -> Array:
+def log_softmax(x: ArrayLike, /, axis: int = -1) -> Array:
     """The logarithm of the softmax along an axis."""
-    return apply(_along, [as_array(x)], "log_softmax", axis)
+    array = as_array(x)
+    return apply(_along, [array], "log_softmax", axis_of(axis, array.ndim, "log_softmax"))
 
 
 def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Array:
+    x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None,
+    include_initial: bool = False,
+) -> Array:  # fmt: skip
     """The sum of the elements up to each one along an axis."""
-    x = as_array(x)
-    if axis is None and x.ndim != 1:
-        raise InputError("which axis?", where="cumulative_sum", got=f"{x.ndim} axes")
-    chosen = _axes(axis, x.ndim)[0]
-    return apply(_cumsum, [x], chosen, _sum_type(x, dtype), include_initial)
+    return _cumulated(x, "cumsum", 0, axis, dtype, include_initial)
 
 
-def _cumsum(g: Graph, x: Value, axis: int, dtype: DType, include_initial: bool) -> Any:
-    x = x.astype(dtype)
-    if include_initial:
-        low = [int(i == axis) for i in range(x.shape.rank)]
-        x = g.pad(x, low, [0] * x.shape.rank)
-    return g.cumsum(x, axis)
+def cumulative_prod(
+    x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None,
+    include_initial: bool = False,
+) -> Array:  # fmt: skip
+    """The product of the elements up to each one along an axis."""
+    return _cumulated(x, "cumprod", 1, axis, dtype, include_initial)
 
 
-def _arg(g: Graph, x: Value, op: str, axis: int | None, keepdims: bool) -> Any:
-    rank = x.shape.rank
-    if axis is None:
-        found = getattr(g, op)(g.reshape(x, [-1]), 0, False)
-        found = g.reshape(found, [1] * rank) if keepdims else found
-    else:
-        found = getattr(g, op)(x, axis, keepdims)
-    return found.astype(i64)
+def _cumulated(
+    x: ArrayLike, op: str, start: int, axis: int | None, dtype: Any, include_initial: bool
+) -> Array:
+    array = as_array(x)
+    if axis is None and array.ndim != 1:
+        raise ArrayValueError("which axis?", where=op, got=f"{array.ndim} axes", expected="axis=")
+    at = axis_of(0 if axis is None else axis, array.ndim, op)
+    return apply(_cumulate, [array], op, start, at, _sum_type(array, dtype), include_initial)
 
 
-def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def _cumulate(
+    g: Graph, x: Value, op: str, start: int, axis: int, dtype: DType, include_initial: bool
+) -> Any:
+    found = getattr(g, op)(x.astype(dtype), axis)
+    if not include_initial:
+        return found
+    dims = [1 if a == axis else d for a, d in enumerate(x.shape.dims)]
+    return g.concat(g.expand(g.constant(start, dtype), dims), found, axis=axis)
+
+
+def diff(
+    x: ArrayLike, /, *, axis: int = -1, n: int = 1, prepend: ArrayLike | None = None,
+    append: ArrayLike | None = None,
+) -> Array:  # fmt: skip
+    """The differences between neighbours along an axis, taken n times; whether they differ, of
+    bools."""
+    array = as_array(x)
+    at = axis_of(axis, array.ndim, "diff")
+    if n < 0:
+        raise ArrayValueError("a negative count", where="diff", got=n)
+    parts = [p for p in (prepend, array, append) if p is not None]
+    if len(parts) > 1:
+        array = concat(with_scalars(*parts), axis=at)
+    later = tuple([slice(1, None) if a == at else slice(None) for a in range(array.ndim)])
+    earlier = tuple([slice(None, -1) if a == at else slice(None) for a in range(array.ndim)])
+    for _ in range(n):
+        a, b = array[later], array[earlier]
+        array = a != b if array.dtype is bool_ else a - b
+    return array
+
+
+def _arg(g: Graph, x: Value, axes: tuple[int, ...], keepdims: bool, op: str) -> Any:
+    return getattr(g, op)(x, axes[0], keepdims).astype(i64)
+
+
+def _position(x: ArrayLike, op: str, axis: int | None, keepdims: bool) -> Array:
+    array = _nonempty(x, axis, op)
+    if axis is not None:
+        at = axis_of(axis, array.ndim, op)
+        return apply_reduction(_arg, array, (at,), bool(keepdims), op)
+    found = apply_reduction(_arg, reshape(array, (-1,)), (0,), False, op)
+    return reshape(found, [1] * array.ndim) if keepdims else found
+
+
+def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the greatest element; the first of equal ones."""
-    return apply(_arg, [_nonempty(x, axis, "argmax")], "argmax", axis, keepdims)
+    return _position(x, "argmax", axis, keepdims)
 
 
-def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmin(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """The index of the least element; the first of equal ones."""
-    return apply(_arg, [_nonempty(x, axis, "argmin")], "argmin", axis, keepdims)
-
-
-def _order(x: Array, axis: int, descending: bool) -> np.ndarray[Any, Any]:
-    data = np.flip(x.data, axis) if descending else x.data
-    order = np.argsort(data, axis=axis, stable=True)
-    if descending:  # reversed twice, so that equal elements keep their order
-        order = np.flip(data.shape[axis] - 1 - order, axis)
-    return order
-
-
-def on_host(x: Any, what: str) -> Array:
-    """A concrete array for a function whose kernel is NumPy's."""
-    made = as_array(x)
-    if isinstance(made, Tracer):
-        raise UnsupportedError(
-            "not available inside rlx.jit yet", where=what, got=repr(made),
-            hint="compute it outside the jitted function",
-        )  # fmt: skip
-    return made
-
-
-def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The elements in order along an axis."""
-    x = on_host(x, "sort")
-    return Array(np.take_along_axis(x.data, _order(x, axis, descending), axis))
-
-
-def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The indices that sort an axis."""
-    return Array(_order(on_host(x, "argsort"), axis, descending).astype(np.int64))
-
-
-def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Array:
-    """Where the elements of x2 would be inserted to keep x1 sorted."""
-    order = None if sorter is None else on_host(sorter, "searchsorted").data
-    table, wanted = on_host(x1, "searchsorted").data, on_host(x2, "searchsorted").data
-    return Array(np.searchsorted(table, wanted, side, order).astype(np.int64))  # type: ignore[call-overload]
-
-
-def nonzero(x: Any, /) -> tuple[Array, ...]:
-    """The indices of elements that are not zero, one array per axis."""
-    x = on_host(x, "nonzero")
-    if not x.ndim:
-        raise InputError("an array without axes", where="nonzero", got=repr(x))
-    return tuple([Array(i.astype(np.int64)) for i in np.nonzero(x.data)])
-
-
-def unique_values(x: Any, /) -> Array:
-    """The distinct elements."""
-    return Array(np.unique_values(on_host(x, "unique_values").data))
+    return _position(x, "argmin", axis, keepdims)

@@ -1,5 +1,8 @@
 """Trees of arguments and results: dicts, lists, tuples, named tuples, dataclasses and None.
 
+A class with `tree_flatten(self)`, which returns hashable keys and the children, and a class method
+`tree_unflatten(keys, children)` is a tree too; keys after those of the children are static values.
+
     leaves, structure = flatten({"w": w, "b": [b1, b2]})
     unflatten(structure, leaves)
 
@@ -12,10 +15,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from rlx.errors import InputError
 
 Structure: TypeAlias = Any  # LEAF, or (type, keys, structures of the children)
 LEAF = "leaf"
+_LEAVES = {bool, int, float, complex, str, np.ndarray}  # leaves for sure
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -24,16 +30,27 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     return leaves, _flatten(tree, leaves)
 
 
+_leaf_kinds: set[type] = set()  # types of leaves met so far: what is a tree depends on its type
+
+
 def _flatten(tree: Any, leaves: list[Any]) -> Structure:
-    parts = _children(tree)
+    kind = type(tree)
+    if kind in _leaf_kinds:
+        leaves.append(tree)
+        return LEAF
+    if kind is tuple or kind is list:
+        return (kind, (), tuple([_flatten(child, leaves) for child in tree]))
+    parts = None if kind in _LEAVES else children_of(tree)
     if parts is None:
+        _leaf_kinds.add(kind)
         leaves.append(tree)
         return LEAF
     keys, children = parts
-    return (type(tree), keys, tuple([_flatten(child, leaves) for child in children]))
+    return (kind, keys, tuple([_flatten(child, leaves) for child in children]))
 
 
-def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+def children_of(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+    """The keys and the children of a container; None for a leaf."""
     if tree is None:
         return (), ()
     kind = type(tree)
@@ -47,10 +64,18 @@ def _children(tree: Any) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
         return (), tree
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return (), tree
+    if hasattr(kind, "tree_flatten"):
+        flattened: tuple[tuple[Any, ...], Sequence[Any]] = tree.tree_flatten()
+        return flattened
     if dataclasses.is_dataclass(kind):
         keys = tuple(f.name for f in dataclasses.fields(tree))
         return keys, [getattr(tree, k) for k in keys]
     return None
+
+
+def is_tree(x: object) -> bool:
+    """Whether `x` is a container of other trees, not a leaf."""
+    return children_of(x) is not None
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
@@ -76,6 +101,8 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
         return dict(zip(keys, children, strict=True))
     if kind in (list, tuple):
         return kind(children)
+    if hasattr(kind, "tree_unflatten"):
+        return kind.tree_unflatten(keys, children)
     if not keys:
         return kind(*children)
     return kind(**dict(zip(keys, children, strict=True)))
@@ -96,13 +123,15 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaf_names(tree: Any, prefix: str = "") -> list[str]:
-    """A name for each leaf, by its path: `params_w`, `xs_0`."""
-    parts = _children(tree)
+    """A name for each leaf, by its path: `params_w`, `xs_0`. Private attributes, as those of module
+    lists, are left out."""
+    parts = children_of(tree)
     if parts is None:
         return [prefix]
     keys, children = parts
     names: list[str] = []
     for i, child in enumerate(children):
         key = str(keys[i]) if keys else str(i)
-        names += leaf_names(child, f"{prefix}_{key}" if prefix else key)
+        path = [n for n in (prefix, key) if n and not (n is key and key.startswith("_"))]
+        names += leaf_names(child, "_".join(path))
     return names

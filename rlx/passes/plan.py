@@ -21,15 +21,16 @@ from typing import Any, NamedTuple, NoReturn
 from rlx.errors import OutOfMemoryError, VerifyError
 from rlx.ir.binding import require_bound
 from rlx.ir.graph import Graph
-from rlx.ir.lir import ALIGNMENT, Argument, Lir, Slot, View, aligned, works_in_place
+from rlx.ir.lir import ALIGNMENT, Argument, Lir, Slot, View, aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
-from rlx.ir.shape import MAX_BYTES, Shape
+from rlx.ir.shape import MAX_BYTES
 from rlx.ir.verify import verify
+from rlx.passes.in_place import in_place_outputs, overwritable
 from rlx.passes.node_classes import BoundClasses, NodeClasses, rows_of
 from rlx.passes.report import counters
-from rlx.passes.views import Alias, find_views, is_plain
+from rlx.passes.views import Alias, find_views
 
 
 class _Arena:
@@ -99,6 +100,7 @@ class Lifetimes:
         self.slot_kinds = [""] * len(self.values)
         self.spans = [(0, 0)] * len(self.values)  # positions that define and last read a value
         self.events: list[tuple[int, int, int]] = []
+        self.in_place: dict[int, str] = {}  # outputs that have the memory of a donated input
         self._last = self._last_uses(kept)
         self._dying: dict[int, list[int]] = {}
         self._outputs = {self.numbers[v] for v in graph.outputs}
@@ -211,15 +213,6 @@ class Lifetimes:
 _TAKE, _GIVE, _INHERIT, _SCRATCH = range(4)
 
 
-def same_layout(operand: Shape, view: View | None, result: Shape) -> bool:
-    """Whether an operand has the memory layout that the result needs to overwrite it."""
-    return (
-        operand.dims == result.dims
-        and operand.dtype.bytes == result.dtype.bytes
-        and (view is None or (view.offset == 0 and is_plain(view, operand)))
-    )
-
-
 Scratch = Callable[[Node], int]  # bytes of scratch memory a backend wants while a node runs
 
 _MAX_SIZES = 4096
@@ -289,12 +282,14 @@ class PlanTemplate:
         *,
         phases: PhaseSchedule | None = None,
         nested: bool = False,
+        donated: Mapping[str, str] | None = None,
     ) -> None:
         self.graph, self.classes, self.prepare, self.nested = graph, classes, prepare, nested
+        self.donated = donated or {}  # by output, the input whose memory it may have
         self.phases = derive_phases(graph) if phases is None else phases
         self.values = [v for node in graph.nodes for v in node.outputs]
         self.numbers = {v: i for i, v in enumerate(self.values)}
-        self._lifetimes_known: dict[tuple[tuple[bool, ...], ...], Lifetimes] = {}
+        self._lifetimes_known: dict[tuple[Any, ...], Lifetimes] = {}
         self._scratch_known: dict[tuple[Any, ...], int] = {}
 
     @cached_property
@@ -334,13 +329,21 @@ class PlanTemplate:
         )  # fmt: skip
 
     def _lifetimes(self, bound: BoundClasses) -> Lifetimes:
-        fits = tuple([_overwritable(bound, c) for c in range(len(self.classes.nodes))])
-        found = self._lifetimes_known.get(fits)
-        if found is None:
-            of_node = self.classes.of_node
-            found = self._lifetimes_known[fits] = Lifetimes(
-                self.graph, self._roots, lambda n: fits[of_node[n.id]], self.nested, self._kept
+        fits = tuple([overwritable(bound, c) for c in range(len(self.classes.nodes))])
+        same: dict[Value, Value] = {}
+        if self.donated:
+            shapes = dict(
+                zip(self.values, map(bound.shapes.__getitem__, self.classes.of_value), strict=False)
             )
+            same = in_place_outputs(self.graph, self._roots, self.donated, shapes)
+        key = (fits, *same)
+        found = self._lifetimes_known.get(key)
+        if found is None:
+            of_node, roots = self.classes.of_node, self._roots | same
+            found = self._lifetimes_known[key] = Lifetimes(
+                self.graph, roots, lambda n: fits[of_node[n.id]], self.nested, self._kept
+            )
+            found.in_place = {self.numbers[v]: source.node.name for v, source in same.items()}
         return found
 
     @cached_property
@@ -371,21 +374,6 @@ class PlanTemplate:
         return found + [("output", name, numbers[v]) for name, v in outputs]
 
 
-def _overwritable(bound: BoundClasses, number: int) -> tuple[bool, ...]:
-    """For each operand of a node class, whether the result may be written over it."""
-    c = bound.classes.nodes[number]
-    if len(c.results) != 1 or not works_in_place(c.op):
-        return ()
-    result = c.results[0]
-    return tuple(
-        [
-            bound.bytes[bound.root(k)] == bound.bytes[result]
-            and same_layout(bound.shapes[k], bound.views[k], bound.shapes[result])
-            for k in c.operands
-        ]
-    )
-
-
 class Variant(Lir):
     """A plan by value numbers. Graph and slots are built lazily: a run does not need them."""
 
@@ -401,7 +389,7 @@ class Variant(Lir):
         self.slot_kinds, self.roots = lifetimes.slot_kinds, lifetimes.roots
         self.offsets, self.scratch, self.arena_size = arena
         self.phases, self.prepare = template.phases.copy(), template.prepare
-        self._lifetimes = lifetimes
+        self._lifetimes, self.in_place = lifetimes, lifetimes.in_place
 
     @staticmethod
     def of(lir: Lir) -> Variant:
@@ -441,6 +429,11 @@ class Variant(Lir):
     @property
     def live(self) -> dict[str, int]:
         return self.bound.dynamic
+
+    @property
+    def donations(self) -> dict[int, str]:
+        numbers = [i for role, _, i in self.template.arguments if role == "output"]
+        return {k: self.in_place[i] for k, i in enumerate(numbers) if i in self.in_place}
 
     def check_phases(self) -> None:
         if self.phases != self.template.phases:
@@ -485,4 +478,4 @@ class _ReadVariant(Variant):
         numbers = self.template.numbers
         self.roots = [i if s.root is None else numbers[s.root] for i, s in enumerate(slots)]
         self.phases, self.prepare = lir.phases, lir.prepare
-        self.scratch, self.arena_size = lir.scratch, lir.arena_size
+        self.scratch, self.arena_size, self.in_place = lir.scratch, lir.arena_size, {}

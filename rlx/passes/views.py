@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -187,8 +187,12 @@ _RULES: dict[str, Callable[[Any, Shape, Shape, View], View | None]] = {
 }
 
 
-def insert_contiguous(graph: Graph, reads_strided: Callable[[Node], bool]) -> Graph:
+def insert_contiguous(
+    graph: Graph, reads_strided: Callable[[Node], bool | Collection[int]]
+) -> Graph:
     """Views that are not row-major become `contiguous` values before a node that needs that.
+
+    `reads_strided` says whether a node reads strided views, or which of its operands may be ones.
 
     One copy serves all such readers. A view that strides cannot express (a reshape of a transposed
     tensor) gets a copy of its operand, and is then a row-major view of the copy.
@@ -209,8 +213,12 @@ def insert_contiguous(graph: Graph, reads_strided: Callable[[Node], bool]) -> Gr
 
     for node in list(graph.nodes):
         is_lost = node.op.is_view and node.outputs[0] not in views
-        if is_lost or not (node.op.is_view or reads_strided(node)):
+        readable = node.op.is_view or reads_strided(node)
+        if is_lost or not readable:
             node.inputs = tuple([plain(v) for v in node.inputs])
+        elif not isinstance(readable, bool):
+            numbered = enumerate(node.inputs)
+            node.inputs = tuple([v if i in readable else plain(v) for i, v in numbered])
         order.append(node)
     graph.nodes = order
     for position, node in enumerate(order):

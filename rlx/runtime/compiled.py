@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from rlx.backends.base import Executable, Span
 from rlx.backends.buffer import Allocator, Buffer, HostBuffer
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
@@ -32,10 +30,16 @@ from rlx.runtime.params import (
     contiguous,
 )
 from rlx.runtime.phase_runs import PhaseRuns, phase_span, sizes_needed
-from rlx.runtime.variants import VariantCache, VariantProvider, users_manifest
+from rlx.runtime.variants import (
+    VariantCache,
+    VariantProvider,
+    dispatch_key,
+    run_instrumented,
+    users_manifest,
+)
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
-from rlx.support.settings import check_nan, debug, debug_level
+from rlx.support.settings import NAN_CHECKS, check_nan, debug_level
 
 
 class CompiledGraph(Unpicklable):
@@ -171,21 +175,22 @@ class CompiledGraph(Unpicklable):
 
     def _run_arrays(self, arrays: Sequence[Any], sizes: Any) -> tuple[Array, ...]:
         shapes = tuple([a.shape for a in arrays])
-        key = _dispatch_key(shapes, sizes) if sizes else shapes
+        key = dispatch_key(shapes, sizes) if sizes else shapes
         with self._lock:
             entry = self._variants.dispatch_cache.get(key)
             if entry is None:
                 entry = self._variants.dispatch(shapes, sizes, key)
-            executable, dims, output_types, order = entry
+            executable, dims, makers, order, donated = entry
             self._current = (executable, dims)
             self._attach(executable)
             given = [arrays[i] for i in order]
             self._phase_runs = None
             if not self._on_host:
                 return self._run_copied(executable, given, dims)
-            results = tuple([np.empty(shape, element) for shape, element in output_types])
+            made = enumerate(makers)
+            results = tuple([given[donated[i]] if i in donated else make() for i, make in made])
             given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
-            if self._instrumented:
+            if self._instrumented or NAN_CHECKS.wanted:
                 self._run_instrumented(executable, given, outputs, dims)
             else:
                 executable.run(given, outputs, dims)
@@ -194,6 +199,29 @@ class CompiledGraph(Unpicklable):
     def run_in_order(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Run once on NumPy arrays in the order of the inputs. Element types are not checked."""
         return self._run_arrays([contiguous(a) for a in arrays], None)
+
+    def caller(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., Sequence[Array]]:
+        """`run_in_order` for inputs of these shapes alone; it looks nothing up."""
+        with self._lock:
+            entry = self._variants.dispatch_cache.get(shapes)
+            if entry is None:
+                entry = self._variants.dispatch(shapes, None, shapes)
+            executable, dims, makers, order, donated = entry
+            self._attach(executable)
+            run = None if self._signature.states else executable.caller(order, makers, dims)
+            stale = self._instrumented or not self._on_host or bool(self._signature.params)
+        if run is None or stale or donated:
+            return self.run_in_order
+        lock, current = self._lock, (executable, dims)
+
+        def call(arrays: Sequence[Array]) -> Sequence[Array]:
+            if NAN_CHECKS.wanted:
+                return self.run_in_order(arrays)
+            with lock:
+                self._current, self._phase_runs = current, None
+                return run(arrays)
+
+        return call
 
     def __call__(
         self, *arrays: Any, sizes: Mapping[str, int] | None = None, **named: Any
@@ -243,23 +271,8 @@ class CompiledGraph(Unpicklable):
                 executable.slot(entry, dims).copy_in(array)
         return given
 
-    def _run_instrumented(
-        self,
-        executable: Executable,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        dims: Mapping[str, int],
-    ) -> None:
-        """Run with RLX_DEBUG ≥ 2 (profiled) or RLX_CHECK_NAN."""
-        if check_nan():
-            executable.run_checked(inputs, outputs, dims)
-        if debug_level() >= 2:
-            with executable.recording() as recording:
-                executable.run(inputs, outputs, dims)
-                self.allocator.synchronize()
-            debug(2, f"{self._signature.name}\n{recording.profile()}")
-        elif not check_nan():
-            executable.run(inputs, outputs, dims)
+    def _run_instrumented(self, executable: Executable, *run: Any) -> None:
+        run_instrumented(self._signature.name, self.allocator, executable, *run)
 
     def _run_phases(
         self, inputs: Mapping[str, Any], sizes: Mapping[str, int] | None, span: Span
@@ -481,14 +494,3 @@ class CompiledGraph(Unpicklable):
         rows |= {"params": len(self._signature.params), "outputs": ", ".join(self.output_names)}
         title = f"{self._signature.name} on {self.template.backend.name}"
         return card(title, rows | {"variants": len(self._variants)})
-
-
-def _dispatch_key(shapes: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[Any, ...]:
-    try:
-        key = (*shapes, *sorted(sizes.items()))
-        hash(key)
-        return key
-    except (AttributeError, TypeError):
-        raise BindingError(
-            "not sizes", where="run", got=f"{sizes!r:.60}", expected='a mapping such as {"seq": 8}'
-        ) from None

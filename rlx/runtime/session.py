@@ -36,8 +36,12 @@ class Session:
         *,
         params: ParamStore | None = None,
         binding: DimBinding | Mapping[str, int | UpTo] | None = None,
+        donated: Mapping[str, str] | None = None,
     ) -> CompiledGraph:
         """Run the passes on `graph`; `params` may be shared with other compiled graphs.
+
+        `donated` names an input for an output that may be computed in its memory: the input is then
+        overwritten, where that is safe and the device can.
 
         Machine code is generated once all sizes are known: now, if the options or `binding` give
         them, else by the first run with new sizes. After a `binding` other sizes may still be run;
@@ -59,18 +63,30 @@ class Session:
             backend = self.device.backend.for_target(chosen.profile.target)
             chosen = replace(chosen, binding=DimBinding(sizes)) if sizes else chosen
             return CompiledGraph(PlannedVariant(lir, backend, chosen), params)
-        compiled = CompiledGraph(self.template(graph, chosen), params)
+        compiled = CompiledGraph(self.template(graph, chosen, donated), params)
         if binding is not None:
             compiled.warm({s: n for s, n in sizes.items() if isinstance(n, int)})
         return compiled
+
+    def compile_kept(self, graph: Graph) -> CompiledGraph:
+        """`compile` for a graph of inputs alone that is not changed any more. The first variant
+        that this process needs is kept on disk, and comes from there in the next process."""
+        from rlx.runtime.lazy_template import LazyTemplate  # artifacts are not for everyone
+
+        if graph.sources("param") or graph.sources("state"):
+            return self.compile(graph)
+        options = CompileOptions()
+        backend = self.device.backend.for_target(options.profile.target)
+        return CompiledGraph(LazyTemplate(graph, backend, options))
 
     def template(
         self,
         graph: Graph | GraphModule,
         options: CompileOptions | Mapping[str, Any] | None = None,
+        donated: Mapping[str, str] | None = None,
     ) -> Template:
         """Lower, fuse and legalise `graph`; its dims stay symbolic."""
         # imports all passes: a start from an artifact does without them
         from rlx.runtime.template import make_template
 
-        return make_template(graph, CompileOptions.of(options), self.device.backend)
+        return make_template(graph, CompileOptions.of(options), self.device.backend, donated)

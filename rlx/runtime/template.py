@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
+from operator import is_
 
 from rlx.backends.base import Backend, Executable
 from rlx.ir.binding import DimBinding, bind_graph, require_bound, require_known
@@ -53,8 +54,9 @@ class PlanCache:
         prepare: Graph | None,
         rewrite: Callable[[Graph], Graph],
         scratch: Scratch,
+        donated: Mapping[str, str] | None = None,
     ) -> None:
-        self.graph, self.symbols, self.prepare = graph, symbols, prepare
+        self.graph, self.symbols, self.prepare, self.donated = graph, symbols, prepare, donated
         self.rewrite, self.scratch = rewrite, scratch
         self._known: dict[tuple[bool, ...], PlanTemplate | None] = {}
         self._lock = threading.Lock()
@@ -109,15 +111,16 @@ class PlanCache:
         None when the device inserted nodes other than copies: they may depend on the sizes.
         """
         own_outputs(graph, find_views(graph.nodes))
-        if len(graph) == len(nodes):
-            return PlanTemplate(graph, self.classes, self.prepare)
+        if len(graph) == len(nodes) and all(map(is_, graph.nodes, nodes)):
+            return PlanTemplate(graph, self.classes, self.prepare, donated=self.donated)
         symbolic = {
             new: (old.op, tuple([v.shape for v in old.outputs]))
             for new, old in zip(nodes, self.graph.nodes, strict=True)
         }
         if any(n not in symbolic and n.op.name != "contiguous" for n in graph.nodes):
             return None
-        return PlanTemplate(graph, NodeClasses(rows_of(graph.nodes, symbolic)), self.prepare)
+        classes = NodeClasses(rows_of(graph.nodes, symbolic))
+        return PlanTemplate(graph, classes, self.prepare, donated=self.donated)
 
 
 @dataclass
@@ -127,6 +130,7 @@ class Template(Unpicklable):
     result: PipelineResult  # the graph after all passes, and their reports
     backend: Backend
     options: CompileOptions
+    donated: Mapping[str, str] = field(default_factory=dict)  # by output, an input given up for it
 
     @property
     def binding(self) -> DimBinding:
@@ -153,7 +157,9 @@ class Template(Unpicklable):
     def _plans(self) -> PlanCache:
         device = self.backend
         graph, prepare = self.result.graph, self.prepare
-        return PlanCache(graph, self._symbols, prepare, device.rewrite_variant, device.scratch)
+        donated = self.donated if device.updates_in_place else None
+        rewrite, scratch = device.rewrite_variant, device.scratch
+        return PlanCache(graph, self._symbols, prepare, rewrite, scratch, donated)
 
     @cached_property
     def open_symbols(self) -> frozenset[str]:
@@ -191,8 +197,14 @@ def _symbols_of(*graphs: Graph) -> frozenset[str]:
 
 
 @without_gc()
-def make_template(graph: Graph | GraphModule, options: CompileOptions, device: Backend) -> Template:
-    """Run all passes on a graph with symbolic dims."""
+def make_template(
+    graph: Graph | GraphModule,
+    options: CompileOptions,
+    device: Backend,
+    donated: Mapping[str, str] | None = None,
+) -> Template:
+    """Run all passes on a graph with symbolic dims. `donated` names inputs whose memory outputs may
+    have."""
     source, phases = _lowered(graph, options)
     require_results(source)
     require_known(options.binding, _symbols_of(source), source.name)
@@ -212,7 +224,7 @@ def make_template(graph: Graph | GraphModule, options: CompileOptions, device: B
     result.dispatch_report.count_host(result.graph, backend.runs_on_host)
     if debug_level() >= 3:
         debug(3, inspect_graph(result.graph), result.explain())
-    return Template(source, result, backend, options)
+    return Template(source, result, backend, options, donated or {})
 
 
 def _show_rule(name: str, rule: Rule, root: Node, new: Sequence[Node]) -> None:

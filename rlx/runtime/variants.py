@@ -11,7 +11,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from rlx.backends.base import Backend, Executable
+from rlx.backends.base import Backend, Buffers, Executable, Sizes
+from rlx.backends.buffer import Allocator
+from rlx.backends.recycle import result_maker
 from rlx.errors import BindingError, OptionError
 from rlx.ir.binding import DimBinding, UpTo, infer_sizes, require_known
 from rlx.ir.graph import Graph
@@ -20,6 +22,7 @@ from rlx.ir.shape import Shape
 from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
 from rlx.support.records import dataclass
+from rlx.support.settings import check_nan, debug, debug_level
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,9 @@ class DispatchEntry(NamedTuple):
 
     executable: Executable
     sizes: dict[str, int]  # of the dynamic dimensions
-    outputs: tuple[tuple[tuple[int, ...], Any], ...]  # dims and element type of each
+    outputs: tuple[Callable[[], Any], ...]  # each makes the array of an output
     inputs: list[int]  # the graph's inputs that the executable reads, in its order
+    donated: dict[int, int]  # by output, which of those inputs' memory it has
 
 
 class VariantCache:
@@ -174,14 +178,15 @@ class VariantCache:
                 got=", ".join(sorted(missing)), hint="pass sizes={…} to run",
             )  # fmt: skip
         executable = self.executable({s: known[s] for s in template.open_symbols})
-        outputs = tuple(
-            (e.shape.bind(dynamic).static_dims, e.shape.dtype.numpy)
-            for e in executable.manifest.outputs
-        )
+        results = [e.shape.bind(dynamic) for e in executable.manifest.outputs]
+        outputs = tuple([result_maker(s.static_dims, s.dtype.numpy) for s in results])
         if len(self.dispatch_cache) >= _MAX_SHAPES:
             self.dispatch_cache.pop(next(iter(self.dispatch_cache)))
         order = self._input_order(executable)
-        self.dispatch_cache[key] = entry = DispatchEntry(executable, dynamic, outputs, order)
+        names = [e.name for e in executable.manifest.inputs]
+        donated = {k: names.index(name) for k, name in executable.donations.items()}
+        entry = DispatchEntry(executable, dynamic, outputs, order, donated)
+        self.dispatch_cache[key] = entry
         return entry
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
@@ -224,3 +229,31 @@ def _size(symbol: str, bound: int, known: Mapping[str, int]) -> int:
             expected=f"0 … {bound}",
         )  # fmt: skip
     return known[symbol]
+
+
+def dispatch_key(shapes: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[Any, ...]:
+    """What a run is dispatched by."""
+    try:
+        key = (*shapes, *sorted(sizes.items()))
+        hash(key)
+        return key
+    except (AttributeError, TypeError):
+        raise BindingError(
+            "not sizes", where="run", got=f"{sizes!r:.60}", expected='a mapping such as {"seq": 8}'
+        ) from None
+
+
+def run_instrumented(
+    name: str, allocator: Allocator, executable: Executable, inputs: Buffers, outputs: Buffers,
+    sizes: Sizes,
+) -> None:  # fmt: skip
+    """Run with RLX_DEBUG ≥ 2 (profiled), or with every result checked for NaNs."""
+    if check_nan():
+        executable.run_checked(inputs, outputs, sizes)
+    if debug_level() >= 2:
+        with executable.recording() as recording:
+            executable.run(inputs, outputs, sizes)
+            allocator.synchronize()
+        debug(2, f"{name}\n{recording.profile()}")
+    elif not check_nan():
+        executable.run(inputs, outputs, sizes)

@@ -36,6 +36,7 @@ SETTINGS = (
         "RLX_CACHE_WEIGHTS", "2048", "most MiB of prepacked weights of one model there; 0: none"
     ),
     Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
+    Setting("RLX_DEVICE", "cpu", "the device of array functions and `rlx.jit`: cpu, reference, …"),
     Setting(
         "RLX_PERSISTENT",
         "0",
@@ -85,8 +86,17 @@ def debug_level() -> int:
     return int(text)
 
 
+class NanChecks:
+    """Whether the program asked for checks of every result, besides RLX_CHECK_NAN."""
+
+    wanted = False
+
+
+NAN_CHECKS = NanChecks()
+
+
 def check_nan() -> bool:
-    return setting("RLX_CHECK_NAN") not in ("", "0")
+    return NAN_CHECKS.wanted or setting("RLX_CHECK_NAN") not in ("", "0")
 
 
 def debug(level: int, *lines: object) -> None:

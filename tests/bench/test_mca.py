@@ -44,6 +44,26 @@ tile8:
 	b.lt	.LBB0_1
 	ret
 """
+TILES = """
+multiply1:
+.LBB1_1:
+	tilezero	%tmm0
+	tileloadd	(%rsi,%rcx), %tmm4
+	tileloadd	64(%rdi,%rcx), %tmm6
+	tdpbssd	%tmm6, %tmm4, %tmm0
+	tilestored	%tmm0, (%rsp,%rcx)
+	xorl	%eax, %eax
+.LBB1_2:
+	vcvtdq2ps	(%rsp), %zmm1
+	vfmadd231ps	(%rdx){1to16}, %zmm1, %zmm0
+	incq	%rax
+	cmpq	$4, %rax
+	jl	.LBB1_2
+	incq	%r8
+	cmpq	%r9, %r8
+	jl	.LBB1_1
+	retq
+"""
 
 
 @pytest.mark.parametrize(
@@ -61,6 +81,25 @@ def test_a_loop_of_constant_length_is_written_out(
     assert not any(line.endswith(":") or line.startswith(("j", "b.")) for line in found)
     assert sum("cvt" in line for line in found) == 1, "what is around the inner loop counts once"
     assert mca.hot_loop(text, "other") == []
+
+
+def test_loops_with_tiles() -> None:
+    found = mca.tile_loop(TILES, ".*")
+    assert mca.multiplies(found) == 16 * 16 * 32, "not those that scale"
+    assert [line.split()[0] for line in found].count("vfmadd231ps") == 4
+    moved = mca.by_rows(found)
+    assert moved.count("vmovups (%rsi,%rcx), %zmm31") == 16
+    assert moved.count("vmovups %zmm31, (%rsp,%rcx)") == 16
+    assert not any("tmm" in line for line in moved) and len(moved) == len(found) - 5 + 48
+    assert mca.tile_loop(X86, ".*") == mca.tile_loop(TILES, "tile1") == []
+
+
+def test_bounds_of_tiles() -> None:
+    """A product beside 40 cycles of other work, and between them."""
+    estimate = mca.Estimate(10, 8192, 40.0, 16)
+    assert estimate.per_cycle == 8192 / 56 and estimate.most_per_cycle == 8192 / 40
+    assert estimate.text() == "146–205"
+    assert mca.Estimate(10, 64, 40.0).text() == "1.6"
 
 
 def test_what_scales_sums_does_not_count() -> None:

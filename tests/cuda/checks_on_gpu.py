@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -295,6 +298,77 @@ def tokens_behind_a_stop_are_forgotten() -> None:
         for model in models:
             model.close()
 
+
+def serve(name: str, kv: str = "f32", count: int = 5, tokens: int = 6) -> None:
+    """Requests that come and go together give the tokens of each alone on the reference; nothing
+    of a run is done by the host."""
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    prompts = ["".join(chr(256 + (7 * i + 3 * j) % 90) for j in range(n)) for i, n in enumerate(
+        (5, 70, 1, 33, 12))]  # fmt: skip
+    settings = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3, "top_k": 20}]
+    settings += [{"temperature": 0.9, "seed": 5}, {"repetition_penalty": 1.3, "temperature": 0.0}]
+    settings += [{"temperature": 0.7, "seed": 9, "logprobs": 2}]
+    prompts, settings = prompts[-count:], settings[-count:]
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(name, Path(folder))
+        context = {"context": 128, "kv": kv}
+        with rlx.Engine(folder, requests=3, device="cuda", **context) as engine:
+            for graph in engine.runner._graphs.values():
+                made: Any = graph.executable
+                assert all(x.kernel is not None for x in made.program.launches)
+            replies = [
+                engine.submit(prompt, max_tokens=tokens, **how)
+                for prompt, how in zip(prompts, settings, strict=True)
+            ]
+            got = [reply.wait() for reply in replies]
+            got.append(
+                engine.submit(prompts[-2], max_tokens=tokens, **settings[-2]).wait()
+            )  # alone
+        with rlx.load(folder, device="reference", **context) as model:
+            pairs = [*zip(prompts, settings, strict=True), (prompts[-2], settings[-2])]
+            for (prompt, how), found in zip(pairs, got, strict=True):
+                wanted = model.generate(prompt, stream=False, max_tokens=tokens, **how)
+                assert found.tokens == wanted.tokens, (how, found.tokens, wanted.tokens)
+                for row, other in zip(found.logprobs, wanted.logprobs, strict=True):
+                    assert row.keys() == other.keys()
+                    assert all(abs(row[t] - other[t]) < 1e-3 for t in row)
+
+
+@check
+def artifacts_run_in_a_process_without_a_compiler() -> None:
+    """The tokens of the model as it is compiled here; and on a GPU no family of kernels is
+    imported."""
+    from rlx.models.compile import compile_model
+
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    is_gpu = type(backend().kernels).__name__ == "KernelLoader"  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder("llama", Path(folder))
+        out = Path(folder) / "llama.rlx"
+        compile_model(folder, out, device="cuda", context=64, kv="f16", requests=2, chunk=16)
+        command = [
+            sys.executable,
+            str(Path(__file__).parent / "load_artifact.py"),
+            folder,
+            str(out),
+        ]
+        command += [] if is_gpu else ["stand-in"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert not done.returncode, done.stderr[-2000:]
+        said = json.loads(done.stdout.splitlines()[-1])
+        with rlx.load(folder, device="cuda", context=64, kv="f16") as model:
+            prompt = "".join(chr(256 + 3 * i) for i in range(12))
+            settings: dict[str, Any] = {"max_tokens": 3, "temperature": 0.8, "seed": 4}
+            wanted = model.generate(prompt, stream=False, **settings).tokens
+        assert said["tokens"] == [wanted, wanted], (said, wanted)
+        assert not is_gpu or not said["compiled"], said["compiled"]
+        print(f"figure artifact: loaded and 3 tokens in {said['seconds']:.2f} s")
+
+
+for _name in ("llama", "gemma2", "gpt_oss"):
+    CHECKS[f"engine {_name}"] = lambda name=_name: serve(name)  # type: ignore[misc]
+CHECKS["two requests of llama"] = lambda: serve("llama", count=2, tokens=3)
+CHECKS["engine qwen3 f16 cache"] = lambda: serve("qwen3", "f16")
 
 for _name in CONFIGS:
     CHECKS[f"tiny model {_name}"] = lambda name=_name: generate(name)  # type: ignore[misc]

@@ -7,6 +7,7 @@ same kernels with the threads of a launch as numbers in a loop. Everything but P
 from __future__ import annotations
 
 import ctypes
+import pickle
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -356,6 +357,18 @@ class HostKernels(KernelLoader):
 
     def images(self, units: Sequence[Unit]) -> list[bytes]:
         return [kernel.object for kernel in compile_many(units)]
+
+    def cubins(self, kernels: Sequence[GpuKernel]) -> list[bytes]:
+        """Kernels of blocks are pickled, to be simulated where they are loaded."""
+        rest = [k for k in kernels if not k.by_blocks]
+        objects = dict(zip(rest, super().cubins(rest), strict=True))
+        return [b"SIM" + pickle.dumps(k) if k.by_blocks else objects[k] for k in kernels]
+
+    def load(self, kernel: GpuKernel, digest: str, image: bytes) -> c_void_p:
+        if not image.startswith(b"SIM"):
+            return super().load(kernel, digest, image)
+        found: BlockKernel = pickle.loads(image[3:])
+        return self.functions([found])[found]
 
     def functions(self, kernels: Iterable[GpuKernel]) -> dict[GpuKernel, c_void_p]:
         """Kernels of blocks are not compiled but simulated."""

@@ -29,6 +29,7 @@ from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
+from rlx.backends.cuda.kernels.gemm.few_rows import FewRows, few_rows_for
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
 from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
@@ -37,10 +38,11 @@ from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
-from rlx.backends.cuda.program import Program
+from rlx.backends.cuda.lower_program import LoweredProgram as Program
 from rlx.backends.cuda.tensor_map import MapStore, Matrix
 from rlx.ir.dtype import bf16, f16, f32
 from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
 from rlx.ir.op import lookup
 from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
 from rlx.runtime.compiled import CompiledGraph
@@ -105,6 +107,40 @@ def test_products_of_ragged_sizes(backend: CudaBackend, m: int, n: int, k: int, 
     got = made.run(x=x)[0]
     allowed = (2**-18 if m > 128 and w == "bf16" else 2**-20) * np.abs(want).max()
     assert np.abs(got - want).max() <= allowed
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(2, 37, 1056), (8, 16, 64), (5, 24, 3104)])
+def test_a_few_rows_by_tensor_cores(backend: CudaBackend, m: int, n: int, k: int) -> None:
+    """x is three bf16 numbers, 24 bits: 24 units in the last place of the largest result."""
+    made = compiled(backend, product(m, n, k))
+    [launch] = Program(made.template.plan({}), "sm_90a").launches
+    assert isinstance(launch.kernel, FewRows)
+    x, weight = draw(1, m, k) * 100, draw(2, n, k).astype(bf16.numpy)
+    made.set_param("w", weight)
+    want = x.astype(np.float64) @ weight.astype(np.float64).T
+    assert np.abs(made.run(x=x)[0] - want).max() <= 2**-20 * np.abs(want).max()
+
+
+def test_a_few_rows_with_a_gate_and_a_residual(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        x = g.input("x", [6, 64])
+        gate, up = (g.transpose(g.param(n, [40, 64], "bf16"), (1, 0)) for n in ("gate", "up"))
+        y = g.fused_swiglu(x, gate, up)
+        down = g.transpose(g.param("down", [48, 64], "bf16"), (1, 0))
+        bias, more = g.param("bias", [48]), g.input("more", [6, 48])
+        return y, g.add(g.relu(g.add(g.matmul(x, down), bias)), more)
+
+    graph = graph_of(build)
+    made = compiled(backend, build)
+    params: dict[str, Any] = {
+        n: draw(i, 40, 64).astype(bf16.numpy) for i, n in enumerate(("gate", "up"))
+    }
+    params |= {"down": draw(5, 48, 64)}
+    params = {n: a.astype(bf16.numpy) for n, a in params.items()} | {"bias": draw(6, 48)}
+    made.set_params(params)
+    data = {"x": draw(7, 6, 64), "more": draw(8, 6, 48)}
+    for got, want in zip(made.run(data), evaluate(graph, {**data, **params}), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
 def test_few_tiles_divide_the_columns_of_x(backend: CudaBackend) -> None:
@@ -617,6 +653,10 @@ HOT: list[GpuKernel] = [
     gemv_for(FloatRows(bf16), f32, 1, 1024, 3072, Epilogue(f32, "silu", pair=True)),
     gemv_for(FloatRows(bf16), f32, 1, 1024, 4096, Epilogue(f32), norm=Norm(1e-6, True)),
     gemv_for(FloatRows(bf16), f32, 8, 4096, 4096, Epilogue(f32)),
+    few_rows_for(8, 1024, 4096, Epilogue(f32)),
+    few_rows_for(8, 1024, 151936, Epilogue(f32)),
+    few_rows_for(4, 3072, 1024, Epilogue(f32, residual=f32)),
+    few_rows_for(8, 1024, 3072, Epilogue(f32, "silu", pair=True)),
     gemv_for(PackedRows("Q8_0"), f32, 1, 1024, 151936, Epilogue(f32)),
     gemv_for(PackedRows("Q4_K"), f32, 1, 4096, 4096, Epilogue(f32)),
     gemv_for(PackedRows("Q6_K"), f32, 1, 4096, 4096, Epilogue(f32)),

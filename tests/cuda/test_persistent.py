@@ -23,7 +23,7 @@ from bench.gpu import Letters, prompt
 from bench.random_model import SHAPES as SHAPES_OF_MODELS
 from bench.random_model import write_random_model
 from rlx.backends import registry
-from rlx.backends.cuda import program
+from rlx.backends.cuda import lower_program
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.builder import target_for
 from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
@@ -298,7 +298,7 @@ def test_a_model_gives_the_same_tokens(
         reasons.append(reason)
         return made, reason
 
-    monkeypatch.setattr(program, "persist", recorded)
+    monkeypatch.setattr(lower_program, "persist", recorded)
     for wish in ("0", "1"):
         monkeypatch.setenv("RLX_PERSISTENT", wish)
         model = rlx.load(path, device="cuda", context=512)

@@ -63,7 +63,3 @@ def test_text_fits_with_gaps() -> None:
     assert fits("a 12 b\nc\nd\ne\n", "a … b\n…\ne\n")
     assert not fits("a 12 b\nc", "a … b")
     assert not fits("a.b", "a_b")
-
-
-def test_the_example_runs() -> None:
-    assert "logits (2, 9, 100)" in run_python(ROOT, "examples/small_network.py")

@@ -128,6 +128,16 @@ def recurrences() -> Graph:
     return g.set_outputs({"out": out, "last": last, "y": y, "h": h})
 
 
+def numerics() -> Graph:
+    g = Graph("numerics")
+    x = g.input("x", ["batch", "n", 5])
+    ordered = g.sort(x, axis=1, descending=True)
+    places = g.searchsorted(g.input("table", ["m"]), x, side="right")
+    q, r = g.qr(g.input("a", [6, 4], "f64"), complete=True)
+    words = g.philox(*[g.constant(i, "u32") for i in range(6)])
+    return g.set_outputs(ordered, places, q, r, *words)
+
+
 def _body(build: Callable[..., object], *shapes: object, name: str = "body") -> Graph:
     inner = Graph(name)
     inputs = [inner.input(f"in{i}", *s) for i, s in enumerate(shapes)]
@@ -241,8 +251,8 @@ def empty() -> Graph:
 
 
 SAMPLES: tuple[Callable[[], Graph], ...] = (
-    mlp, elementwise, reductions, layouts, matmuls, attentions, spatial, recurrences, control,
-    constants, customs, origins, hir, lowered, empty,
+    mlp, elementwise, reductions, layouts, matmuls, attentions, spatial, recurrences, numerics,
+    control, constants, customs, origins, hir, lowered, empty,
 )  # fmt: skip
 
 

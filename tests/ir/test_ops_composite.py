@@ -14,8 +14,9 @@ from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op, op, registrations
+from rlx.ir.ops.activation import activation_ops, activations
 from rlx.ir.ops.composite import Composite, decomposed
-from rlx.ir.ops.elementwise import Unary, activation_ops, activations, unary
+from rlx.ir.ops.elementwise import Unary, unary
 from rlx.ir.shape import Shape
 
 

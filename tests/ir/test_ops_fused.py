@@ -12,7 +12,7 @@ from rlx.errors import AttributeValueError, DTypeError, InputError, ShapeError
 from rlx.ir.dtype import f16, i32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
-from rlx.ir.ops.elementwise import activations
+from rlx.ir.ops.activation import activations
 from rlx.ir.shape import Shape
 
 rng = np.random.default_rng(19)

@@ -120,8 +120,6 @@ def test_a_singular_system_is_nan_and_leaves_the_others_alone() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(DTypeError, match="no complex type holds f64"):
-        inferred("fft", Shape([4], "f64"))
     with pytest.raises(DTypeError, match="has no transform"):
         inferred("rfft", Shape([4], "c64"))
     with pytest.raises(DTypeError, match="has no transform"):
@@ -146,8 +144,8 @@ def test_errors() -> None:
         inferred("solve", [3, 3], [4, 1])
     with pytest.raises(ShapeError, match="not matrices"):
         inferred("solve", [3, 3], [3])
-    with pytest.raises(DTypeError, match="a must be of a float type"):
-        inferred("solve", Shape([3, 3], "c64"), [3, 1])
+    with pytest.raises(DTypeError, match="a: unsupported element type"):
+        inferred("solve", Shape([3, 3], "i32"), [3, 1])
 
 
 def test_costs() -> None:

@@ -100,6 +100,9 @@ def test_promotion_is_symmetric_and_keeps_equal_types() -> None:
         ("f8e4m3", "f8e5m2", "f32"),
         ("f8e4m3", "f16", "f16"),
         ("f32", "c64", "c64"),
+        ("f64", "c64", "c128"),
+        ("f32", "c128", "c128"),
+        ("i64", "c64", "c64"),
         ("f32", "f64", "f64"),
     ],
 )
@@ -110,5 +113,3 @@ def test_promotion_table(a: str, b: str, met: str) -> None:
 def test_types_without_a_common_one() -> None:
     with pytest.raises(DTypeError, match="cast one"):
         promote(dt.u64, dt.i8)
-    with pytest.raises(DTypeError):
-        promote(dt.f64, dt.c64)

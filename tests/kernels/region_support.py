@@ -26,7 +26,7 @@ def awkward(dtype: DType, size: int, seed: int = 0) -> np.ndarray:
     if dtype.kind == "bool":
         return rng.integers(0, 2, size).astype(bool)
     if dtype.kind == "complex":
-        return (rng.standard_normal(size) + 1j * rng.standard_normal(size)).astype(np.complex64)
+        return (rng.standard_normal(size) + 1j * rng.standard_normal(size)).astype(dtype.numpy)
     if dtype.is_integer:
         info: Any = np.iinfo(dtype.numpy)
         values = rng.integers(-5 if dtype.kind == "int" else 0, 11, size).astype(dtype.numpy)
@@ -52,7 +52,7 @@ def plain(dtype: DType | str, *shape: int, seed: int = 0) -> np.ndarray:
         return rng.integers(0 if dtype.kind == "uint" else -9, 10, shape).astype(dtype.numpy)
     if dtype.kind == "complex":
         parts = rng.standard_normal((2, *shape))
-        return np.asarray(parts[0] + 1j * parts[1], np.complex64)
+        return np.asarray(parts[0] + 1j * parts[1], dtype.numpy)
     return np.asarray(rng.standard_normal(shape) + 0.3).astype(dtype.numpy)
 
 
@@ -62,7 +62,8 @@ def ulps(got: np.ndarray, want: np.ndarray, floor: float = 0.0) -> float:
     if want.dtype.kind == "c":
         # a part that cancels is as exact as the whole number
         sizes = np.repeat(np.abs(want).ravel(), 2)
-        got, want = got.ravel().view(np.float32), want.ravel().view(np.float32)
+        part = DType.of(want.dtype).part.numpy
+        got, want = got.ravel().view(part), want.ravel().view(part)
     else:
         sizes = np.abs(want.astype(np.float64))
     name = DType.of(want.dtype).name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,12 @@ def test_matmul_with_constant_weights(x, w, k, n):
     dense(x, w, k, n, plain).check()
 
 
+def test_matmul_in_tile_registers():
+    """AMX's tiles of bf16, here emulated."""
+    case = dense("bf16", "bf16", 200, 70, plain)
+    case.check([replace(TARGETS[0], emulates_amx=True)], [2])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("x", "w"), SLOW_DENSE)
 def test_matmul_of_other_types(x, w):
@@ -190,6 +197,18 @@ QUICK_AND_SLOW = [
 @pytest.mark.parametrize("scheme", QUICK_AND_SLOW)
 def test_quantised_matmul(scheme):
     quantised(scheme, lambda g, rows, w: g.dequant_matmul(rows[0], *w, scheme=scheme)).check()
+
+
+@pytest.mark.skipif(not (TARGETS[0].avx512 and TARGETS[0].vnni), reason="one row: vpdpbusd, zmm")
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "int8"])
+def test_tile_registers(name):
+    """A single row takes vectors, others AMX's tiles, here emulated."""
+    scheme, target = QuantScheme.parse(name), replace(TARGETS[0], emulates_amx=True)
+
+    def build(g, rows, w):
+        return g.dequant_matmul(rows[0], *w, scheme=scheme)
+
+    quantised(scheme, build).check([target], [2])
 
 
 @pytest.mark.slow

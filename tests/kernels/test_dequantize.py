@@ -152,26 +152,28 @@ def test_repacking_natively_gives_the_same_column_tiles(scheme, target):
     [
         *["block32x8", "block64x4", "block0x8", "shared64x8", "shared128x4", "unsigned64x4"],
         *["superblock256x8", "block32x8p", "block0x8p", "shared64x8p", "superblock256x8p"],
+        *["block32x16m", "block0x16m", "shared64x16m", "superblock256x16m"],
     ],
 )
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_quantised_rows_are_those_of_the_reference(layout, dtype):
     rng = np.random.default_rng(5)
-    for rows, k in ((1, 512), (2, 256), (7, 512), (21, 256), (8, 768), (0, 256)):
+    parsed = RowLayout.parse(layout, "test")
+    tile = parsed.tile
+    for rows, k in ((1, 512), (2, 256), (7, 512), (tile + 13, 256), (tile, 768), (0, 256)):
         x = rng.standard_normal((rows, k)) * 10 ** rng.uniform(-3, 3, (rows, 1))
         if rows:
             x[0, :64], x[-1, 70] = 0, 1e-42
         x = x.astype(DType.of(dtype).numpy)
         g = Graph("rows")
         g.set_outputs(g.quantize_rows(g.input("x", Shape(x.shape, dtype)), layout=layout))
-        parsed = RowLayout.parse(layout, "test")
         want = quantize_rows(parsed, x)
         for target in TARGETS:
             # Rows that only fill up a tile hold anything, so the numbers are compared.
             (got,) = Native(g, target, 2, {}).run({"x": x})
             numbers = dequantized_rows(parsed, got, rows, k)
             np.testing.assert_array_equal(numbers, dequantized_rows(parsed, want, rows, k))
-            if rows == 8 or rows == 1:
+            if rows in (1, tile):
                 np.testing.assert_array_equal(got[:rows], want[:rows])
 
 
@@ -183,6 +185,20 @@ def test_words_lie_in_pairs_for_matrix_products():
     first = packed[:32].view(np.int8).reshape(4, 8)  # the first pair of words of every row
     np.testing.assert_array_equal(first, [[r, *range(1, 8)] for r in range(4)])
     np.testing.assert_array_equal(packed[32:40].view(np.int8), range(8, 16))
+
+
+def test_rows_lie_whole_for_tile_registers():
+    """Codes of a full tile are those of one row after another; a row left over has no other."""
+    x = np.arange(17, dtype=np.float32)[:, None] * np.ones((1, 64), np.float32)
+    x[:, 0] = 127
+    packed = quantize_rows(RowLayout("block", 32, 16, matrix=True), x).reshape(-1)
+    block = 16 * (32 + 12)
+    for b in range(2):
+        codes = packed[block * b :][: 16 * 32].view(np.int8).reshape(16, 32)
+        want = np.arange(16)[:, None] if b == 0 else np.where(np.arange(16)[:, None] > 0, 127, 0)
+        np.testing.assert_array_equal(codes[:, 1:], np.broadcast_to(want, (16, 31)))
+    last = packed[2 * block :][:32].view(np.int8)
+    np.testing.assert_array_equal(last[1:], 16)
 
 
 @pytest.mark.parametrize("name", [s.name for s in TILED_SCHEMES if has_tile_rows(s)])

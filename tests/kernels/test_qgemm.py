@@ -233,11 +233,12 @@ def test_narrow_activations(dtype, rewrite):
     rng = np.random.default_rng(10)
     parts = random_weight(scheme, (33,), 128, rng)
     x = rng.standard_normal((5, 128)).astype(DType.of(dtype).numpy)
-    graph = graph_of(scheme, x, parts)
-    graph = pack_quantised(graph, HOST) if rewrite else graph
     # One rounding to the narrow type; where the exact value lies halfway, to either side.
     step = 2.0**-10 if dtype == "f16" else 2.0**-7
-    compare(graph, {"x": x, **named(parts)}, step, setups=[(t, 2) for t in TARGETS])
+    for target in TARGETS:
+        graph = graph_of(scheme, x, parts)
+        graph = pack_quantised(graph, target) if rewrite else graph
+        compare(graph, {"x": x, **named(parts)}, step, setups=[(target, 2)])
 
 
 @pytest.mark.parametrize(("cache", "coarse"), [("f16", True), ("f32", False)])

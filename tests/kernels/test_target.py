@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlx.errors import OptionError
+from rlx.llvm import cpus
 from rlx.llvm.cpus import from_cpuinfo
 from rlx.llvm.target import Target, _host
 
@@ -84,6 +85,43 @@ def test_cpuinfo_of_known_machines():
     assert not Target.named("aarch64").runs_on(zen3)
 
 
+SAPPHIRE = """processor : 0
+vendor_id : GenuineIntel
+cpu family : 6
+model : 143
+flags : fpu cx8 sse sse2 avx512f amx_bf16 avx512_fp16 amx_tile amx_int8
+"""
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_tiles_need_the_permission_of_linux(granted, monkeypatch, tmp_path):
+    text = tmp_path / "cpuinfo"
+    text.write_text(SAPPHIRE)
+    asked = []
+
+    def permission():
+        asked.append(1)
+        return granted
+
+    monkeypatch.setattr(cpus, "_CPUINFO", str(text))
+    monkeypatch.setattr(cpus, "_may_use_tiles", permission)
+    cpu, features = cpus.linux_cpu("x86_64")
+    assert cpu == "sapphirerapids" and "+avx512f" in features and asked == [1]
+    target = Target("x86_64-unknown-linux-gnu", cpu, features, "x86_64")
+    assert target.amx_int8 == target.amx_bf16 == target.has("amx-tile") == granted
+    text.write_text(ZEN3)
+    assert "-amx-tile" in cpus.linux_cpu("x86_64")[1] and asked == [1], "asked where there are none"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not Target.host().is_x86, reason="Linux on x86-64")
+def test_linux_answers_for_this_machine():
+    """Where the CPU has no tiles Linux refuses, so that a wrong flag could not lead to a fault."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert cpus._may_use_tiles() or "amx_tile" not in flags or not Target.host().amx_int8
+    if "amx_tile" not in flags:
+        assert not cpus._may_use_tiles()
+
+
 def test_arm_features_are_those_of_the_kernel():
     """Bits as in Linux's asm/hwcap.h; the text may be that of the machine below an emulator."""
     asimd, dot, i8mm, sve2 = 1 << 1, 1 << 20, 1 << 13, 1 << 1
@@ -104,6 +142,8 @@ def test_arm_features_are_those_of_the_kernel():
         ("x86-64-v4", 512, 32, ["fma", "avx512"]),
         ("znver4", 512, 32, ["fma", "avx512", "vnni", "bf16"]),
         ("sapphirerapids", 512, 32, ["vnni", "amx_int8", "amx_bf16"]),
+        ("icelake-server", 512, 32, ["fma", "avx512", "vnni"]),
+        ("graniterapids", 512, 32, ["vnni", "amx_int8", "amx_bf16"]),
         ("aarch64", 128, 32, ["neon", "fma", "f16c"]),
         ("neoverse-n1", 128, 32, ["neon", "dotprod"]),
         ("neoverse-v2", 128, 32, ["dotprod", "i8mm", "bf16"]),
@@ -117,6 +157,12 @@ def test_named_targets(name, bits, registers, traits):
     assert (target.read_ahead > 0) == (bits < 512), "long vectors leave it to the CPU"
     assert target.key != Target.named("x86-64-v2").key
     assert target == Target.named(name)
+
+
+def test_a_target_with_vnni_and_no_tiles_for_those_that_have_them():
+    ice, sapphire = Target.named("icelake-server"), Target.named("sapphirerapids")
+    assert ice.runs_on(sapphire) and not ice.amx_int8 and not ice.bf16
+    assert not sapphire.runs_on(ice) and sapphire.runs_on(Target.named("graniterapids"))
 
 
 def test_reserved_register_of_apple():

@@ -26,6 +26,7 @@ SIZES = (0, 1, 5, 67)  # of the symbol n: empty, single, odd, more than a vector
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 FP8 = ("f8e4m3", "f8e5m2")
+COMPLEX = ("c64", "c128")
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,15 @@ def _values(arg: Arg, n: int, rng: np.random.Generator) -> Array:
 def eps(array: Array) -> float:
     """Relative size of one unit in the last place of the array's type."""
     kind = array.dtype
-    if kind == np.complex64:
-        return float(np.finfo(np.float32).eps)
+    if kind.kind == "c":
+        return float(np.finfo(kind).eps)
     if kind.kind in "biu":
         return 0.0
     return float(ml_dtypes.finfo(kind).eps)
 
 
 def smallest_normal(array: Array) -> float:
-    kind = np.float32 if array.dtype == np.complex64 else array.dtype
+    kind = np.finfo(array.dtype).dtype if array.dtype.kind == "c" else array.dtype
     return float(ml_dtypes.finfo(kind).smallest_normal)
 
 
@@ -122,7 +123,7 @@ def smallest_normal(array: Array) -> float:
 # rounded up; references are correctly rounded from f64
 UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     # name: element types, low, high, ulps
-    "neg": (FLOATS + INTS + FP8 + ("c64",), -100, 100, 0),
+    "neg": (FLOATS + INTS + FP8 + COMPLEX, -100, 100, 0),
     "abs": (FLOATS + INTS + FP8, -100, 100, 0),
     "exp": (FLOATS + FP8, -4, 4, 3),
     "expm1": (FLOATS, -2, 2, 4),
@@ -134,7 +135,7 @@ UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "sqrt": (FLOATS, 0, 9, 1),
     "rsqrt": (FLOATS, 0.1, 9, 2),
     "reciprocal": (FLOATS, 0.1, 9, 1),
-    "square": (FLOATS + INTS + ("c64",), -9, 9, 1),
+    "square": (FLOATS + INTS + COMPLEX, -9, 9, 1),
     "sin": (FLOATS, -20, 20, 4),
     "cos": (FLOATS, -20, 20, 4),
     "tan": (FLOATS, -1, 1, 5),
@@ -167,6 +168,14 @@ UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "logical_not": (("bool", "i32"), 0, 1, 0),
     "bitwise_not": (INTS, -100, 100, 0),
 }
+# Of complex numbers, in ulps of |result|; formulas are evaluated in f64. c64 results are rounded
+# once; for c128, exp (1.2), sin (1.8) and log (1.5) meet a few roundings, and NumPy has as many.
+COMPLEX_UNARY = {
+    "abs": 2, "exp": 4, "expm1": 6, "log": 4, "log1p": 6, "log2": 5, "log10": 5, "sqrt": 3,
+    "sin": 5, "cos": 5, "tan": 8, "asin": 6, "acos": 6, "atan": 6, "sinh": 5, "cosh": 5, "tanh": 8,
+    "asinh": 6, "acosh": 6, "atanh": 6, "sign": 3, "reciprocal": 3, "round": 0, "is_nan": 0,
+    "is_inf": 0, "is_finite": 0, "logical_not": 0,
+}  # fmt: skip
 _PLAIN_RANGE = {"log", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "gelu_tanh"}
 
 
@@ -177,6 +186,10 @@ def unary() -> Iterator[Case]:
             off = 0.0 if t in INTS else ulps
             arg = Arg(("n", 3), t, low, high, special)
             yield Case(name, t, {"x": arg}, lambda g, x, name=name: g.apply(name, x), off)
+    for name, ulps in COMPLEX_UNARY.items():
+        for t in COMPLEX:
+            arg = Arg(("n", 3), t, -3, 3)
+            yield Case(name, t, {"x": arg}, lambda g, x, name=name: g.apply(name, x), ulps)
     for t in FLOATS:
         arg = {"x": Arg(("n", 7), t, -4, 4, True)}
         yield Case("leaky_relu", t, arg, lambda g, x: g.leaky_relu(x, alpha=0.1), 1)
@@ -185,9 +198,9 @@ def unary() -> Iterator[Case]:
 
 
 BINARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
-    "add": (FLOATS + INTS + FP8 + ("c64",), -200, 200, 0),
-    "sub": (FLOATS + INTS + ("c64",), -200, 200, 0),
-    "mul": (FLOATS + INTS + FP8 + ("c64",), -20, 20, 2),
+    "add": (FLOATS + INTS + FP8 + COMPLEX, -200, 200, 0),
+    "sub": (FLOATS + INTS + COMPLEX, -200, 200, 0),
+    "mul": (FLOATS + INTS + FP8 + COMPLEX, -20, 20, 2),
     "div": ((*FLOATS, "i32"), 0.5, 20, 1),
     "pow": (("f32", "f64", "f16"), 0.1, 3, 6),
     "maximum": (FLOATS + INTS, -20, 20, 0),
@@ -227,12 +240,19 @@ def binary() -> Iterator[Case]:
                 return g.apply(name, x, y)
 
             yield Case(name, t, {"a": a, "b": b}, build, off)
-    for t in ("f32", "f16", "i32"):
+    for t in COMPLEX:
+        a, b = Arg(("n", 1, 5), t, 0.5, 3), Arg((3, 1), t, -2, 2)
+        # e^(b·ln a): |b·ln a| up to 6 makes as many roundings of the logarithm visible
+        for name, ulps in (("div", 4), ("pow", 24), ("eq", 0), ("ne", 0)):
+            args = {"a": a, "b": b}
+            yield Case(name, t, args, lambda g, a, b, name=name: g.apply(name, a, b), ulps)
+    for t in ("f32", "f16", "i32", "c128"):
         args = {"c": Arg(("n", 4), "bool"), "a": Arg(("n", 4), t), "b": Arg((4,), t)}
         yield Case("where", t, args, lambda g, c, a, b: g.where(c, a, b), 0)
     both = [("f32", "f16"), ("f32", "bf16"), ("f16", "f32"), ("bf16", "f32"), ("f32", "i32")]
     both += [("f32", "u8"), ("i32", "f32"), ("i64", "i8"), ("u8", "f16"), ("f64", "f32")]
-    both += [("f32", "f8e4m3"), ("f8e5m2", "f32"), ("bool", "f32"), ("f32", "bool"), ("f32", "c64")]
+    both += [("f32", "f8e4m3"), ("f8e5m2", "f32"), ("bool", "f32"), ("f32", "bool")]
+    both += [("f32", "c64"), ("f64", "c128"), ("c64", "c128"), ("c128", "c64")]
     for a, b in both:
         arg = {"x": Arg(("n", 9), a, -300, 300, a in FLOATS and b not in FP8)}
         yield Case("cast", f"{a}-to-{b}", arg, lambda g, x, b=b: g.cast(x, b), 0)
@@ -256,6 +276,14 @@ def reductions() -> Iterator[Case]:
                     kind, f"{t}-axes{''.join(map(str, axes))}", {"x": arg},
                     lambda g, x, kind=kind, axes=axes: g.apply(kind, x, axis=axes),
                     0 if exact else 16, "sum", sizes,
+                )  # fmt: skip
+    for kind in ("sum", "mean", "prod"):
+        for t in COMPLEX:
+            for axis in (0, 1):
+                x = Arg(("n", 40), t, 0.6, 0.8) if kind == "prod" else Arg(("n", 40), t)
+                yield Case(
+                    kind, f"{t}-axis{axis}", {"x": x},
+                    lambda g, x, kind=kind, axis=axis: g.apply(kind, x, axis=(axis,)), 40, "sum",
                 )  # fmt: skip
     for kind in ("any", "all"):
         yield Case(
@@ -281,12 +309,33 @@ def reductions() -> Iterator[Case]:
                     kind, f"{t}-axis{axis}", {"x": Arg(("n", 65), t, -5, 5)},
                     lambda g, x, kind=kind, axis=axis: g.apply(kind, x, axis=axis), 16, "sum",
                 )  # fmt: skip
-    for t in ("f32", "f16", "i32", "f64"):
+    for t in ("f32", "f16", "i32", "f64", *COMPLEX):
         for options in ({}, {"exclusive": True}, {"reverse": True}, {"axis": 0}):
+            for name, low in (("cumsum", -2), ("cumprod", 0.7)):
+                yield Case(
+                    name, f"{t}-{'-'.join(options) or 'plain'}", {"x": Arg(("n", 33), t, low, 1.2)},
+                    lambda g, x, options=options, name=name: g.apply(name, x, **options),
+                    0 if t == "i32" else 16, "sum",
+                )  # fmt: skip
+    for t in (*FLOATS, *INTS, *FP8, "bool"):
+        for axis, descending in ((0, True), (0, False), (1, True), (1, False)):
+            for name in ("sort", "argsort"):
+                x = Arg(("n", 30), t, -9, 9, t in FLOATS)
+                yield Case(
+                    name, f"{t}-{axis}-{descending}", {"x": x},
+                    lambda g, x, name=name, axis=axis, descending=descending: g.apply(
+                        name, x, axis=axis, descending=descending
+                    ),
+                )  # fmt: skip
+    for t in ("f32", "f64", "i64", "u8", "bf16"):
+        for side in ("left", "right"):
+            table = {
+                "table": Arg((9,), t, data=lambda dims, rng: np.sort(rng.integers(0, 9, dims)))
+            }
+            table |= {"x": Arg(("n", 3), t, 0, 9, t in FLOATS)}
             yield Case(
-                "cumsum", f"{t}-{'-'.join(options) or 'plain'}", {"x": Arg(("n", 33), t)},
-                lambda g, x, options=options: g.cumsum(x, **options),
-                0 if t == "i32" else 16, "sum",
+                "searchsorted", f"{t}-{side}", table,
+                lambda g, table, x, side=side: g.searchsorted(table, x, side=side),
             )  # fmt: skip
     for t in ("f32", "f16", "i32"):
         for k, largest in ((1, True), (5, True), (5, False)):
@@ -374,7 +423,7 @@ def indexing() -> Iterator[Case]:
 
 def matmuls() -> Iterator[Case]:
     # K = 48 products of numbers up to 2: the sum is off by a few units of the largest result
-    for t in (*FLOATS, "i32", "c64"):
+    for t in (*FLOATS, "i32", *COMPLEX):
         off = 0 if t == "i32" else 12
         x, w = Arg(("n", 48), t), Arg((48, 33), t)
         yield Case("matmul", t, {"x": x, "w": w}, lambda g, x, w: g.matmul(x, w), off, "sum")
@@ -651,30 +700,96 @@ def recurrent() -> Iterator[Case]:
 
 def transforms() -> Iterator[Case]:
     for size in (1, 2, 8, 12, 31, 100):
-        x = {"x": Arg(("n", size), "c64")}
-        yield Case("fft", f"c64-{size}", x, lambda g, x: g.fft(x), 16, "sum")
-        yield Case("fft", f"c64-{size}-inverse", x, lambda g, x: g.fft(x, inverse=True), 16, "sum")
-        yield Case(
-            "rfft", f"f32-{size}", {"x": Arg(("n", size))}, lambda g, x: g.rfft(x), 16, "sum"
-        )
-        half = {"x": Arg(("n", size // 2 + 1), "c64")}
-        yield Case(
-            "irfft", f"c64-{size}", half, lambda g, x, size=size: g.irfft(x, n=size), 16, "sum"
-        )
-    c = {"x": Arg(("n", 5), "c64")}
-    yield Case("real", "c64", c, lambda g, x: g.real(x))
-    yield Case("imag", "c64", c, lambda g, x: g.imag(x))
-    yield Case(
-        "complex", "f32", {"a": Arg(("n", 5)), "b": Arg(("n", 5))}, lambda g, a, b: g.complex(a, b)
-    )
+        for t, part in (("c64", "f32"), ("c128", "f64")):
+            x, real = {"x": Arg(("n", size), t)}, {"x": Arg(("n", size), part)}
+            half = {"x": Arg(("n", size // 2 + 1), t)}
+            yield Case("fft", f"{t}-{size}", x, lambda g, x: g.fft(x), 16, "sum")
+            yield Case(
+                "fft", f"{t}-{size}-inverse", x, lambda g, x: g.fft(x, inverse=True), 16, "sum"
+            )
+            yield Case("rfft", f"{part}-{size}", real, lambda g, x: g.rfft(x), 16, "sum")
+            yield Case(
+                "irfft", f"{t}-{size}", half, lambda g, x, size=size: g.irfft(x, n=size), 16, "sum"
+            )
+    for t, part in (("c64", "f32"), ("c128", "f64")):
+        c = {"x": Arg(("n", 5), t)}
+        yield Case("real", t, c, lambda g, x: g.real(x))
+        yield Case("imag", t, c, lambda g, x: g.imag(x))
+        parts = {"a": Arg(("n", 5), part), "b": Arg(("n", 5), part)}
+        yield Case("complex", part, parts, lambda g, a, b: g.complex(a, b))
 
     def well(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
         return rng.uniform(-1, 1, dims) + 4 * np.eye(dims[-1])
 
-    for t in ("f32", "f64"):
+    for t in ("f32", "f64", *COMPLEX):
         args = {"a": Arg(("n", 5, 5), t, data=well), "b": Arg(("n", 5, 2), t)}
         # diagonally dominant, condition below 10: a few dozen roundings
         yield Case("solve", t, args, lambda g, a, b: g.solve(a, b), 100, "sum")
+
+
+def factorizations() -> Iterator[Case]:
+    """What vectors give together: their signs are free, and their order where values are equal."""
+
+    def definite(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+        x = rng.uniform(-1, 1, dims) + 1j * rng.uniform(-1, 1, dims)
+        return x @ np.swapaxes(x, -1, -2).conj() + np.eye(dims[-1])
+
+    def general(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return rng.uniform(-1, 1, dims) + 1j * rng.uniform(-1, 1, dims)
+
+    def real(data: Any) -> Any:
+        return lambda dims, rng: data(dims, rng).real
+
+    def mirrored(g: Graph, x: Any) -> Any:
+        turned = g.transpose(x, axes=(0, 2, 1))
+        return g.complex(g.real(turned), -g.imag(turned)) if x.shape.dtype.is_complex else turned
+
+    def as_rows(g: Graph, values: Any) -> Any:
+        batch, n = values.shape.dims
+        return g.reshape(values, (batch, 1, n))
+
+    def qr(g: Graph, x: Any, **how: Any) -> Any:
+        q, r = g.qr(x, **how)
+        return g.matmul(q, r), g.matmul(mirrored(g, q), q), g.abs(r)
+
+    def eigh(g: Graph, x: Any) -> Any:
+        values, v = g.eigh(x)
+        scaled = g.mul(v, as_rows(g, values))
+        return values, g.matmul(scaled, mirrored(g, v)), g.eigh(x, vectors=False)
+
+    def svd(g: Graph, x: Any, tall: bool) -> Any:
+        u, s, vh = g.svd(x, tall=tall)
+        whole_u, _, whole_v = g.svd(x, full=True, tall=tall)
+        unit = [g.matmul(mirrored(g, m), m) for m in (whole_u, whole_v)]
+        product = g.matmul(g.mul(u, as_rows(g, s)), vh)
+        return product, s, g.svd(x, tall=tall, vectors=False), *unit
+
+    def eig(g: Graph, x: Any) -> Any:
+        values, v = g.eig(x)
+        return values, g.abs(v), g.sub(g.matmul(x, v), g.mul(v, as_rows(g, values))) + 1.0
+
+    # backward stable: some n² roundings of the largest element; n is up to 7
+    for t in ("f32", "f64", *COMPLEX):
+        positive, any_ = (d if t in COMPLEX else real(d) for d in (definite, general))
+        square = {"x": Arg(("n", 6, 6), t, data=positive)}
+        yield Case("cholesky", t, square, lambda g, x: g.cholesky(x), 60, "sum")
+        yield Case(
+            "cholesky", f"{t}-upper", square, lambda g, x: g.cholesky(x, upper=True), 60, "sum"
+        )
+        yield Case("eigh", t, square, eigh, 100, "sum")
+        yield Case("slogdet", t, square, lambda g, x: g.slogdet(x), 60, "sum")
+        for rows, columns in ((7, 4), (4, 7)):
+            x, tall = {"x": Arg(("n", rows, columns), t, data=any_)}, rows > columns
+            for complete in (False, True):
+                yield Case(
+                    "qr", f"{t}-{rows}-{columns}-{complete}", x,
+                    lambda g, x, c=complete, tall=tall: qr(g, x, complete=c, tall=tall), 60, "sum",
+                )  # fmt: skip
+            yield Case(
+                "svd", f"{t}-{rows}-{columns}", x,
+                lambda g, x, tall=tall: svd(g, x, tall), 100, "sum",
+            )  # fmt: skip
+        yield Case("eig", t, {"x": Arg(("n", 5, 5), t, data=any_)}, eig, 400, "sum")
 
 
 def control() -> Iterator[Case]:
@@ -732,11 +847,15 @@ def sampling() -> Iterator[Case]:
     yield Case(
         "sample", "settings", args, lambda g, x, rng, s: g.sample(x, rng, s), consts={"s": settings}
     )
+    counter = Arg(("n", 3), "u32", data=state)
+    words = {"c0": counter, "c1": counter, "c2": counter, "c3": counter}
+    key = {"k0": Arg((), "u32", data=state), "k1": Arg((), "u32", data=state)}
+    yield Case("philox", "u32", {**words, **key}, lambda g, *values: g.philox(*values))
 
 
 GROUPS = (
     unary, binary, reductions, norms, layout, indexing, matmuls, quantised, attention, spatial,
-    recurrent, transforms, control, sampling,
+    recurrent, transforms, factorizations, control, sampling,
 )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from rlx.llvm.target import Target
 from rlx.passes.pipeline import run_pipeline
 from rlx.passes.plan import plan
 
-MACHINES = {"x86-64": 62, "aarch64": 183, "neoverse-n1": 183}  # e_machine of the ELF header
+# e_machine of the ELF header
+MACHINES = {"x86-64": 62, "sapphirerapids": 62, "aarch64": 183, "neoverse-n1": 183}
 
 
 def specs_for(target: Target) -> dict[KernelSpec, str]:

@@ -26,7 +26,8 @@ _PRIMITIVES = """
     neg abs exp expm1 log log1p sqrt sin cos tanh erf floor ceil round trunc bitwise_not cast
     add sub mul div pow maximum minimum mod floor_div atan2 where eq ne lt le gt ge
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor shift_left shift_right
-    sum prod max min any all argmax argmin top_k sample
+    sum prod max min any all argmax argmin top_k sample sort argsort searchsorted
+    cholesky qr eigh eig svd slogdet
     reshape transpose narrow slice expand concat gather take_along scatter scatter_add
     iota dim_value contiguous matmul solve real imag complex cond while_loop scan custom
     quantize_blocks
@@ -113,6 +114,8 @@ def reduce_cases() -> Iterable[Case]:
     for flags in ({}, {"exclusive": True}, {"reverse": True}, {"exclusive": True, "reverse": True}):
         yield "cumsum", [f(3, 4, 5)], {"axis": 1, **flags}
         yield "cumsum", [ints(9, 2, 6)], {"axis": -1, **flags}
+    yield "cumprod", [f(3, 4, 5)], {"axis": 1, "exclusive": True}
+    yield "cumprod", [(f(3, 4) + 1j * f(3, 4)).astype(np.complex64)], {"axis": 0}
     yield "cumsum", [f(3, 4) > 0], {"axis": 0}
     yield "cumsum", [(f(3, 4) + 1j * f(3, 4)).astype(np.complex64)], {"axis": 0}
 
@@ -258,6 +261,8 @@ def fused_cases() -> Iterable[Case]:
         yield "fused_matmul_bias_act", [x, w, r], {"has_residual": True}
         yield "fused_swiglu", [x, w, f(8, 6, dtype=dtype)], {}
     yield "fused_gated_act", [f(2, 3, 8)], {"activation": "gelu_tanh"}
+    counter = [ints(2**31, 5).astype(np.uint32) for _ in range(4)]
+    yield "philox", [*counter, np.uint32(7), np.uint32(2**32 - 5)], {}
     yield from layer_cases()
     body = Graph("region")
     a, b = body.input("a", [3, 4]), body.input("b", [4])

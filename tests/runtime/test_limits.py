@@ -92,7 +92,7 @@ def test_memory_is_asked_for_only_if_there_is_any(monkeypatch: pytest.MonkeyPatc
     """Overcommitting systems grant more than they have, and kill who uses it."""
     monkeypatch.setattr(buffer, "total_memory", lambda: 2 << 30)
     monkeypatch.setattr(buffer.np, "zeros", lambda *_: pytest.fail("allocated"))
-    monkeypatch.setattr(buffer, "_pages", lambda _: pytest.fail("allocated"))
+    monkeypatch.setattr(buffer, "map_pages", lambda _: pytest.fail("allocated"))
     for allocate in (lambda: HOST.alloc((3, 1 << 30), np.uint8), lambda: HOST.alloc_arena(3 << 30)):
         with pytest.raises(
             OutOfMemoryError, match="at most 2,147,483,648 bytes, which this machine"

@@ -271,7 +271,7 @@ SPECIFIED = re.findall(
     ModelComponent CompilationMode KernelDispatchConfig KernelDispatchPolicy QuantScheme
     CompileProfile LayerComposition ModelCompilePipeline BindingManifest AotCache CompileCache
     BucketedCompileCache Device Session CompiledGraph ParamStore Lir print_lir parse_lir f32 f16
-    bf16 f64 i8 i16 i32 i64 u8 u16 u32 u64 bool_ f8e4m3 f8e5m2 c64
+    bf16 f64 i8 i16 i32 i64 u8 u16 u32 u64 bool_ f8e4m3 f8e5m2 c64 c128
     """,
 )
 

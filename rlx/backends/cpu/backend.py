@@ -13,6 +13,7 @@ from rlx.backends.cpu.program import link
 from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.backends.cpu.tuning import tuning_key
+from rlx.backends.recycle import release
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -66,12 +67,20 @@ class CpuBackend(Backend):
         return counters.compilations
 
     def trim_memory(self) -> None:
+        release()
         trim_compiler_memory()
 
     # -- compilation ------------------------------------------------------------------------------
 
+    @property
+    def updates_in_place(self) -> bool:
+        return True
+
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
+
+    def runs_on_host(self, node: Node) -> bool:
+        return self._compiler.runs_on_host(node)
 
     def rewrite_template(self, graph: Graph) -> Graph:
         return self._compiler.rewrite_template(graph)

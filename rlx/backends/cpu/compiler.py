@@ -22,7 +22,7 @@ from rlx.backends.cpu.barriers import Accesses, data_dependencies, insert_barrie
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.kernels import registry
 from rlx.backends.cpu.kernels.spec import compile_specs
-from rlx.backends.cpu.lowering import TABLE, KernelLaunch, reads_strided
+from rlx.backends.cpu.lowering import TABLE, KernelLaunch, reads_strided, runs_on_host
 from rlx.backends.cpu.lowering_cache import Fixup, FixupKind, LoweredClass, LoweringCache
 from rlx.backends.cpu.program import launch_flags
 from rlx.backends.cpu.relocatable import (
@@ -112,6 +112,9 @@ class ProgramLayout:
         first = self.starts[-1]
         for i, template in enumerate(lowered.launches):
             start, count = self.starts[-1], len(template.args)
+            if template.launch.copies_first and values[0] == values[len(node.inputs)]:
+                number += count
+                continue
             self.rows.append(row + i)
             self.nodes.append(node.id)
             self.starts.append(start + count)
@@ -305,6 +308,9 @@ class Compiler:
     def has_native(self, node: Node) -> bool:
         return node.op.is_view or TABLE.find(node) is not None
 
+    def runs_on_host(self, node: Node) -> bool:
+        return runs_on_host(node)
+
     def rewrite_template(self, graph: Graph) -> Graph:
         for ops, rewrite in registry.REWRITES:
             if any(node.op.name in ops for node in graph.nodes):
@@ -352,7 +358,7 @@ class Compiler:
 
     def _layout(self, variant: Variant, lowered: Sequence[LoweredClass]) -> ProgramLayout:
         known = self._layouts.setdefault(variant.template, {})
-        key = tuple([c.layout for c in lowered])
+        key = (*sorted(variant.in_place), -1, *[c.layout for c in lowered])
         found = known.get(key)
         if found is None:
             if len(known) >= _MAX_LAYOUTS:
@@ -373,7 +379,8 @@ class _Code:
         self.keys = list(self.kernels)
         by_key = {key: i for i, key in enumerate(self.keys)}
         index = {spec: by_key[kernel.key] for spec, kernel in compiled.items()}
-        calls = [-1 if s.spec is None else index[s.spec] for s in launches]
+        # a launch that no program has is not compiled
+        calls = [-1 if s.spec is None else index.get(s.spec, -1) for s in launches]
         flags = [launch_flags(False, s.solo, s.jump, s.spec is None, s.long) for s in launches]
         self.calls, self.flags = np.array(calls, np.int32), np.array(flags, np.int32)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Buffers, KernelExecutable, PlanInfo, Sizes, Span, raise_bad_index
-from rlx.backends.buffer import HOST, Buffer
+from rlx.backends.buffer import HOST, Buffer, HostBuffer
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.executor.control_block import BARRIER, LONG
 from rlx.backends.cpu.interruptible import AsideRun, handles_signals, long_check
@@ -29,6 +29,8 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 from rlx.llvm.jit import Kernel
 from rlx.support.records import dataclass
+
+_LITTLE = 1 << 16  # operations and bytes of a program; with more, a barrier is worth its time
 
 
 @dataclass
@@ -101,6 +103,8 @@ class CpuExecutable(KernelExecutable):
         self._outputs = [e.name for e in manifest.outputs]
         self._abandoned: AsideRun | None = None  # a run that was interrupted and goes on
         self._long = self._long_check()
+        if self._does_little():
+            linked.program.use_workers(1)
         self._find_slots()
 
     @cached_property
@@ -114,6 +118,17 @@ class CpuExecutable(KernelExecutable):
             return None
         metadata = [self.relocatable.metadata[i] for i in launches]
         return long_check([(m.flops, m.bytes) for m in metadata], self.symbols)
+
+    def _does_little(self) -> bool:
+        if self.linked.program.count > 16:
+            return False
+        total = 0
+        for launch in self.relocatable.metadata:
+            work = launch.flops + launch.bytes
+            if not isinstance(work, int) or not work:  # not known, or not of this launch alone
+                return False
+            total += work
+        return total < _LITTLE
 
     def _find_slots(self) -> None:
         """Inputs and outputs that the caller passes no buffer for are in the arena."""
@@ -157,6 +172,36 @@ class CpuExecutable(KernelExecutable):
             self._run_aside(first, last, (inputs, outputs))
         if self._status[0]:
             self._raise_status()
+
+    def caller(
+        self, order: Sequence[int], makers: Sequence[Callable[[], Array]], sizes: Sizes
+    ) -> Callable[[Sequence[Array]], tuple[Array, ...]] | None:
+        if self._long is not None or self.relocatable.hosts:
+            return None
+        self.check_sizes(*[sizes[s] for s in self.symbols])
+        numbers = [n for n, _ in self._input_args], [n for n, _ in self._output_args]
+        start = self.linked.starter(*numbers, order, makers, sizes)
+        dynamic, status, run_all = self._dynamic_args, self._status, self.pool.run_all
+        program, from_buffer = self.linked.program, c_char.from_buffer
+
+        def call(arrays: Sequence[Array]) -> tuple[Array, ...]:
+            if self.recorder is not None or self._abandoned is not None:
+                given = [HostBuffer(contiguous(arrays[i])) for i in order]
+                results = tuple([make() for make in makers])
+                self.run(given, [HostBuffer(a) for a in results], sizes)
+                return results
+            kept = arrays
+            try:
+                results = start(arrays, dynamic, from_buffer, addressof)
+            except (TypeError, ValueError, BufferError):  # read-only, empty or strided
+                kept = [contiguous(a) for a in arrays]  # alive until the run is over
+                results = start(kept, dynamic, _same, address_of)
+            run_all(program)
+            if status[0]:
+                self._raise_status()
+            return results
+
+        return call
 
     def _is_long(self, sizes: Mapping[str, int]) -> bool:
         assert self._long is not None
@@ -268,6 +313,14 @@ class CpuExecutable(KernelExecutable):
         site = self.relocatable.error_sites[self._status[0]]
         self._status[0] = 0
         raise_bad_index(site.op, site.operands, site.origin)
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+def contiguous(array: Array) -> Array:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _fast_address(array: Any) -> int:

@@ -63,6 +63,7 @@ class KernelLaunch:
     fence: bool = False
     long: bool = False  # one launch may take longer than a user waits: see `interruptible`
     host: Node | None = None
+    copies_first: bool = False  # its operand 0 as it is: nothing to do where the result is there
 
 
 _SMALL = 48 << 10  # operations, and bytes
@@ -140,6 +141,18 @@ def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
 
 
+@lowers("eig")
+def lower_host(node: Node, ctx: Context) -> list[KernelLaunch]:
+    """Ops whose reference is LAPACK: a host call."""
+    return lower_custom(node, ctx)
+
+
+def runs_on_host(node: Node) -> bool:
+    """Whether Python runs the reference of an op of ours."""
+    entry = TABLE.find(node)
+    return entry is not None and entry.lower is lower_host
+
+
 __all__ = [
     "TABLE",
     "ArgAddress",
@@ -157,5 +170,6 @@ __all__ = [
     "lower_node",
     "lowers",
     "reads_strided",
+    "runs_on_host",
     "scratch_of",
 ]

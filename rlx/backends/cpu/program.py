@@ -27,6 +27,7 @@ from rlx.backends.cpu.relocatable import (
 )
 from rlx.errors import CodegenError
 from rlx.ir.binding import bind_op
+from rlx.ir.dim import evaluate
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.llvm.jit import Kernel
@@ -112,7 +113,7 @@ class Program:
     ) -> None:
         self.keep = keep
         table = launches if isinstance(launches, LaunchTable) else LaunchTable.of(launches)
-        self._starts, count = table.starts, len(table.flags)
+        self._starts, self.count = table.starts, len(table.flags)
         self.args = np.zeros(max(int(self._starts[-1]), 1), np.int64)
         if not isinstance(launches, LaunchTable):
             flat = [arg for launch in launches for arg in launch.args]
@@ -121,7 +122,7 @@ class Program:
         pairs = patches if isinstance(patches, np.ndarray) else list(patches)
         self.patches = np.ascontiguousarray(np.array(pairs, np.int32).reshape(-1, 2))
         self._check_patches(dynamic_args)
-        self.launches = np.zeros(count, _LAUNCH)
+        self.launches = np.zeros(self.count, _LAUNCH)
         self.launches["fn"], self.launches["flags"] = table.fns, table.flags
         self.launches["phase"] = table.phases
         self.launches["args"] = self._starts[:-1] * 8 + self.args.ctypes.data
@@ -133,7 +134,7 @@ class Program:
         self._set(control_block.PATCH_COUNT, len(self.patches))
         self._set(control_block.ARGS, self.args.ctypes.data)
         self._set(control_block.DYNAMIC_ARGS, self.dynamic_args.ctypes.data)
-        self._set(control_block.LAUNCH_COUNT, count)
+        self._set(control_block.LAUNCH_COUNT, self.count)
         self._set(control_block.USE_WORKERS, workers)
         self.address: int = self._header.ctypes.data
 
@@ -151,7 +152,11 @@ class Program:
             )
 
     def __len__(self) -> int:
-        return len(self.launches)
+        return self.count
+
+    def use_workers(self, count: int) -> None:
+        """Run on so many of the pool's workers; 0: on all."""
+        self._set(control_block.USE_WORKERS, count)
 
     def arg_number(self, launch: int, index: int) -> int:
         """Number of a launch's arg, for the patch table."""
@@ -218,6 +223,32 @@ class LinkedProgram:
         used = [arg.external for arg in self.relocatable.dynamic_args]
         return list(dict.fromkeys(external for external in used if external is not None))
 
+    def starter(
+        self, inputs: Sequence[int], outputs: Sequence[int], order: Sequence[int],
+        makers: Sequence[Callable[[], Array]], sizes: Mapping[str, int],
+    ) -> Callable[..., tuple[Array, ...]]:  # fmt: skip
+        """`start(arrays, dynamic, view, address)` makes the results of a run with these sizes and
+        computes every dynamic arg, as `filler` does for all sizes. `inputs` and `outputs` are the
+        numbers of their externals, −1 where no dynamic arg needs the address. Input i is
+        `arrays[order[i]]`."""
+        made = [f"r{i}" for i in range(len(outputs))]
+        lines = ["def start(arrays, dynamic, view, address):"]
+        lines += [f"    {r} = make{i}()" for i, r in enumerate(made)]
+        named = [*zip(inputs, [f"arrays[{i}]" for i in order], strict=True)]
+        named += zip(outputs, made, strict=True)
+        lines += [f"    p{number} = address(view({name}))" for number, name in named if number >= 0]
+        externals = {external: i for i, external in enumerate(self.externals())}
+        scope: dict[str, Any] = {f"make{i}": make for i, make in enumerate(makers)}
+        for i, (base, external, addend) in enumerate(self.relocatable.dynamic_args):
+            known = evaluate(addend, sizes)
+            scope[f"c{i}"] = known if base == ABSOLUTE else known + self.addresses[base]
+            source = f"c{i}" if external is None else f"p{externals[external]} + c{i}"
+            lines.append(f"    dynamic[{i}] = {source}")
+        lines.append(f"    return ({''.join(r + ', ' for r in made)})")
+        exec(compiled("\n".join(lines)), scope)  # names are numbered, sizes are in the scope
+        start: Callable[..., tuple[Array, ...]] = scope["start"]
+        return start
+
     def filler(self, symbols: Sequence[str]) -> Callable[..., None]:
         """`fill(dynamic, externals, *sizes)` computes every dynamic arg. It is generated as Python
         source, so that a run evaluates no expression trees."""
@@ -244,7 +275,10 @@ def link(relocatable: RelocatableProgram, kernels: Mapping[str, Kernel]) -> Link
     fns = code[relocatable.calls]  # a host call is −1: the null at the end
     table = LaunchTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
     keep, count = (kernels, relocatable.constants), len(relocatable.dynamic_args)
-    program = Program(table, relocatable.patches, count, relocatable.workers, keep)
+    # a program of solo launches alone wakes no worker
+    solo = bool((relocatable.flags & control_block.SOLO).all())
+    workers = 1 if solo else relocatable.workers
+    program = Program(table, relocatable.patches, count, workers, keep)
     addresses = np.zeros(CONSTANT + len(relocatable.constants), np.int64)
     addresses[ARENA], addresses[STATUS] = address_of(arena), address_of(status)
     addresses[ARGS] = program.arg_address(0)

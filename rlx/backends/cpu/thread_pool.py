@@ -241,6 +241,18 @@ class ThreadPool:
                 program.record(at, begin, self._group.native.now())
                 at += 1
 
+    def run_all(self, program: Program) -> None:
+        """Run a program without host calls that is not profiled."""
+        end, group = program.count, self._group
+        with group.lock:
+            if not self._started:
+                self._start()
+            at = group.native.run(group.state, program.address, 0, end)
+            if self._rebalances and group.shared_core.value:
+                group.rebalance()
+        if at < end:
+            self.run(program, at)
+
     def run_loop(self, program: Program, header: int) -> None:
         """Run a decode loop over a program without host calls; Ctrl-C stops it like a run."""
         program.begin_run()

@@ -16,13 +16,22 @@ from rlx.support.records import dataclass
 class Append:
     """What becomes of a value: it is written to `state`, `offset` elements from its start. `dims`
     are the axes of the written part that are not 1, each with its stride in the state and in the
-    value as it would lie row-major."""
+    value as it would lie row-major. With `slots`, `axis` is written at these indices."""
 
     node: Node  # the update
     state: Value
     offset: Dim
     dims: tuple[tuple[Dim, Dim, Dim], ...]
     absorbed: tuple[Node, ...]
+    slots: Value | None = None
+    axis: tuple[Dim, Dim, Dim] = (1, 0, 0)  # as in `dims`
+    limit: Dim = 0  # slots of the state
+
+    def has_tokens(self, size: Dim, stride: Dim) -> bool:
+        """Whether slots, if there are any, are those of this axis of the value."""
+        return self.slots is None or (
+            size == self.axis[0] and (size == 1 or stride == self.axis[2])
+        )
 
     def stride(self, size: Dim, stride: Dim) -> Dim | None:
         """The stride in the state of an axis of the value; None where there is no such axis."""
@@ -65,7 +74,10 @@ class Appends:
     ) -> Append | None:
         op: Any = user.op
         state = user.inputs[0]
-        if len(user.inputs) > 2 or update is not user.inputs[1] or update is state:
+        slots = user.inputs[2] if len(user.inputs) > 2 else None
+        if update is not user.inputs[1] or update is state:
+            return None
+        if slots is not None and (not slots.node.op.is_source or slots.dtype.name != "i32"):
             return None
         root, view = self._lir.home(update)[0], self._view(update)
         if root is not cast or view.offset != 0 or self._is_read_between(node, user):
@@ -73,10 +85,13 @@ class Appends:
         if self._lir.phases.get(node) is not self._lir.phases.get(user):
             return None
         strides = self._view(state).strides
-        start = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
-        axes = zip(update.shape.dims, strides, view.strides, strict=True)
+        axis = normalize_axis(op.axis, state.shape.rank)
+        axes = list(zip(update.shape.dims, strides, view.strides, strict=True))
         dims = tuple([(d, s, own) for d, s, own in axes if d != 1])
-        return Append(user, state, start, dims, (*passed, user))
+        if slots is not None:
+            limit = state.shape.dims[axis]
+            return Append(user, state, 0, dims, (*passed, user), slots, axes[axis], limit)
+        return Append(user, state, op.start * strides[axis], dims, (*passed, user))
 
     def _view(self, value: Value) -> View:
         return self._lir.slots[value].view or plain_view(value.shape)

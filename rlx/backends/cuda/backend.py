@@ -1,33 +1,25 @@
-"""A GPU as a device: kernels of loop nests, launched in order on one stream."""
+"""A GPU as a device: kernels, launched in order on one stream."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.backends.base import Backend
-from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (fill the table)
+from rlx.backends.base import Backend, Parts, PlanInfo
+from rlx.backends.cuda.decode_loop import ADVANCE
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
-from rlx.backends.cuda.fuse_rows import fuse_rows
-from rlx.backends.cuda.kernel import KernelLoader
-from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
-from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
-from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
-from rlx.backends.cuda.kernels.gemm.plan import HOPPER
-from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
-from rlx.backends.cuda.kernels.rotary import lower_rotary  # noqa: F401
-from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
-from rlx.backends.cuda.lowering import TABLE, Layouts, runs_on_host
+from rlx.backends.cuda.kernel import GpuKernel, KernelLoader
 from rlx.backends.cuda.memory import CudaAllocator
-from rlx.backends.cuda.round_rows import round_rows
+from rlx.backends.cuda.stored_program import StoredKernel, StoredProgram, write_program
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
-from rlx.passes.plan import require_scratch
-from rlx.passes.views import insert_contiguous
 from rlx.specialize.options import CompileOptions
+from rlx.support.settings import setting
 
 if TYPE_CHECKING:
+    from rlx.backends.cuda.compiler import Compiler
     from rlx.backends.cuda.inspection import CudaInspection
 
 
@@ -42,32 +34,58 @@ class CudaBackend(Backend):
     def allocator(self) -> CudaAllocator:
         return self.memory
 
+    @cached_property
+    def compiler(self) -> Compiler:
+        from rlx.backends.cuda.compiler import Compiler  # artifacts load without it
+
+        return Compiler(self.kernels.target.cpu, self.gpu.multiprocessors)
+
     def has_native(self, node: Node) -> bool:
-        return node.op.is_view or TABLE.find(node) is not None or runs_on_host(node)
+        return self.compiler.has_native(node)
 
     def runs_on_host(self, node: Node) -> bool:
-        return runs_on_host(node)
+        return self.compiler.runs_on_host(node)
 
     def rewrite_template(self, graph: Graph) -> Graph:
-        return lay_out_weights(lay_out_packed(graph))
+        return self.compiler.rewrite_template(graph)
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        graph = fuse_rows(graph)
-        if self.kernels.target.cpu == HOPPER:
-            graph = round_rows(graph)
-        layouts = Layouts.of(graph)
-        return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
+        return self.compiler.rewrite_variant(graph)
 
     def scratch(self, node: Node) -> int:
-        return TABLE.scratch(node)
+        return self.compiler.scratch(node)
 
     def compile(self, lir: Lir, options: CompileOptions) -> CudaExecutable:
-        require_scratch(lir, self.scratch)
-        return CudaExecutable(lir, self.memory, self.kernels)
+        program = self.compiler.program(lir)
+        found = [x.kernel for x in program.launches]
+        made = self.kernels.functions([k for k in found if k is not None])
+        functions = [None if k is None else made[k] for k in found]
+        return CudaExecutable(program, functions, PlanInfo.of(lir), self.memory, self.kernels)
+
+    # -- programs on disk -------------------------------------------------------------------------
+
+    def export(self, lir: Lir, options: CompileOptions) -> Parts:
+        program = self.compiler.program(lir)
+        used = [x.kernel for x in program.launches if x.kernel is not None]
+        kernels: list[GpuKernel] = list(dict.fromkeys([*used, ADVANCE]))
+        cubins = dict(zip(kernels, self.kernels.cubins(kernels), strict=True))
+        return write_program(program, cubins, self.kernels.target.cpu, ADVANCE)
+
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> CudaExecutable:
+        program = StoredProgram(parts, self.kernels.target.cpu)
+        functions = [
+            self.kernels.load(x.kernel, x.kernel.digest, program.cubins[x.kernel.digest])
+            if isinstance(x.kernel, StoredKernel)
+            else None
+            for x in program.launches
+        ]
+        self.kernels.load(ADVANCE, program.advance, program.cubins[program.advance])
+        return CudaExecutable(program, functions, info, self.memory, self.kernels)
 
     @property
     def target_key(self) -> str:
-        return f"{self.kernels.target.key};{version_text()}"
+        form = f"{setting('RLX_PERSISTENT')} of {self.gpu.multiprocessors}"
+        return f"{self.kernels.target.key};{version_text()};persistent {form}"
 
     @property
     def compile_count(self) -> int:

@@ -19,8 +19,7 @@ from rlx.backends.cuda.builder import KernelModule
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
-from rlx.ir.dim import Expr, is_affine
-from rlx.llvm.builder import Value, i32, i64
+from rlx.llvm.builder import i32, i64
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -34,22 +33,14 @@ _UNIT = 4  # bytes
 @dataclass(frozen=True)
 class Advance(BlockKernel):
     """args: table of args, places in it (i32), slopes (i64), their number, log, number of runs
-    logged, emitted value, then target and source of each carried value
+    logged, emitted value, carried words, the target and source of each
 
-    `carried` are the sizes of carried values, in words of 4 bytes. A row of the log has the emitted
-    value and the carried ones.
+    A row of the log has the emitted value and the carried words, of 4 bytes each.
     """
-
-    carried: tuple[int, ...]
 
     @property
     def label(self) -> str:
         return "advance"
-
-    @property
-    def row(self) -> int:
-        """Words of a row of the log."""
-        return 1 + sum(self.carried)
 
     def emit(self, m: KernelModule) -> None:
         f = m.begin_block(self.threads)
@@ -57,28 +48,31 @@ class Advance(BlockKernel):
         table, places, slopes = (f.arg(args, i) for i in range(3))
         count = f.arg(args, 3, i32)
         log, logged, emitted = (f.arg(args, i) for i in (4, 5, 6))
+        words, pairs = f.arg(args, 7, i32), f.arg(args, 8)
         f.let_next_start()
         f.wait_for_previous()
         for i in f.range(f.thread(), count, self.threads):
             place = f.load(f.gep(places, i.to(i64), 4), i32)
             to = f.gep(table, place.to(i64), 8)
             f.store(f.load(to, i64) + f.load(f.gep(slopes, i.to(i64), 8), i64), to)
+        number = f.load(logged, i64)
+        row = f.gep(log, number * (words.to(i64) + 1), _UNIT)
+        f.barrier()  # all have read the number
+        for i in f.range(f.thread(), words, self.threads):
+            pair = f.gep(pairs, i.to(i64), 16)
+            target, source = f.arg(pair, 0), f.arg(pair, 1)
+            value = f.load(source, i32)
+            f.store(value, target)
+            f.store(value, f.gep(row, i.to(i64) + 1, _UNIT))
 
-        def carry() -> None:
-            number = f.load(logged, i64)
-            row = f.gep(log, number, _UNIT * self.row)
+        def count_run() -> None:
             f.store(f.load(emitted, i32), row)
-            at = 1
-            for i, words in enumerate(self.carried):
-                target, source = (f.arg(args, 7 + 2 * i + j) for j in range(2))
-                values: list[Value] = [f.load(source, i32, _UNIT * w) for w in range(words)]
-                for w, value in enumerate(values):
-                    f.store(value, target, _UNIT * w)
-                    f.store(value, row, _UNIT * (at + w))
-                at += words
             f.store(number + 1, logged)
 
-        f.if_(f.thread().eq(0), carry)
+        f.if_(f.thread().eq(0), count_run)
+
+
+ADVANCE = Advance()
 
 
 class CudaDecodeLoop(DecodeLoop):
@@ -94,35 +88,37 @@ class CudaDecodeLoop(DecodeLoop):
         """Whether runs depend on the counter alone, linearly, without the host, and may be run in
         vain."""
         program = self._cuda.program
-        addends = [a for _, a in program.dynamic]
-        updates = [n for n in program.lir.graph.nodes if n.op.name == "state_update"]
         return (
             program.symbols == [self.spec.counter]
-            and all(is_affine(a) for a in addends)
-            and all(x.kernel is not None for x in program.launches)
-            and all(_is_append(n) for n in updates)
+            and program.can_repeat
             and all(t.nbytes % _UNIT == 0 and t.nbytes <= 256 for t, _ in self.carried)
         )
 
     def _prepare(self) -> None:
         cuda, allocator = self._cuda, self._cuda.allocator
-        kernel = Advance(tuple([t.nbytes // _UNIT for t, _ in self.carried]))
+        kernel = ADVANCE
         self._function = cuda.kernels.functions([kernel])[kernel]
         self._kernel = kernel
         counter = self.spec.counter
         tables = [cuda.program.addends({counter: n}) for n in (0, 1)]
         slope = tables[1] - tables[0]
         places = np.flatnonzero(slope)
-        self._log = allocator.alloc((MAX_RUNS, kernel.row), np.int32)
+        words = [
+            (_address(target) + at, _address(source) + at)
+            for target, source in self.carried
+            for at in range(0, target.nbytes, _UNIT)
+        ]
+        self._log = allocator.alloc((MAX_RUNS, 1 + len(words)), np.int32)
         self._logged = allocator.alloc((1,), np.int64)
         self._keep = [
             allocator.put(np.append(places, 0).astype(np.int32)),
             allocator.put(np.append(slope[places], 0).astype(np.int64)),
+            allocator.put(np.array([*words, (0, 0)], np.int64)),
         ]
-        pairs = [b for pair in self.carried for b in pair]
-        addresses = [_address(b) for b in (self._log, self._logged, self.emitted, *pairs)]
-        first = [_address(cuda.table), *map(_address, self._keep), len(places)]
-        self._args = allocator.put(np.array([*first, *addresses], np.int64))
+        given = [_address(b) for b in (cuda.table, *self._keep[:2])]
+        given += [len(places), *map(_address, (self._log, self._logged, self.emitted))]
+        given += [len(words), _address(self._keep[2])]
+        self._args = allocator.put(np.array(given, np.int64))
 
     def run(self, sizes: Mapping[str, int], count: int, stop: Collection[int]) -> list[int]:
         last = {**sizes, self.spec.counter: sizes[self.spec.counter] + count - 1}
@@ -179,11 +175,6 @@ class CudaDecodeLoop(DecodeLoop):
             raw = np.ascontiguousarray(row[at : at + words]).view(np.uint8)
             target.copy_in(raw.view(target.dtype).reshape(target.shape))
             at += words
-
-
-def _is_append(node: Any) -> bool:
-    """Whether a state is written at the position of the run, so that writing again is the same."""
-    return len(node.inputs) == 2 and isinstance(node.op.start, Expr)
 
 
 def _address(buffer: Buffer) -> int:

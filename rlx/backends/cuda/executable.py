@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from ctypes import c_void_p
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -19,39 +20,43 @@ from rlx.backends.buffer import Buffer, DeviceBuffer
 from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.decode_loop import CudaDecodeLoop
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
-from rlx.backends.cuda.kernel import BlockKernel, KernelLoader
+from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.lowering import KernelLaunch
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
-from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program
+from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program, place_of
 from rlx.backends.cuda.tensor_map import MapStore
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
+from rlx.errors import CodegenError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 from rlx.passes.views import is_plain
+from rlx.specialize.manifest import ManifestEntry
 
 _OVERLAP = (9, 0)  # the first GPUs whose kernels may start before the one in front has ended
+_MOST_SLOTS = 4096  # views of the arena that are kept
 _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 
 
 class CudaExecutable(KernelExecutable):
-    def __init__(self, lir: Lir, allocator: CudaAllocator, kernels: KernelLoader) -> None:
-        self._lir, self.allocator, self.kernels = lir, allocator, kernels
-        self.program = Program(lir, kernels.target.cpu, kernels.gpu.multiprocessors)
-        super().__init__(PlanInfo.of(lir), self.program.bounds_checks, self.program.symbols)
-        self.arena = allocator.alloc_arena(lir.arena_size)
+    def __init__(
+        self, program: Program, functions: Sequence[c_void_p | None], info: PlanInfo,
+        allocator: CudaAllocator, kernels: KernelLoader,
+    ) -> None:  # fmt: skip
+        """`functions` are those of the launches; None where the host runs the node."""
+        self.program, self._functions, self._info = program, functions, info
+        self.allocator, self.kernels = allocator, kernels
+        super().__init__(info, program.bounds_checks, program.symbols)
+        self.arena = allocator.alloc_arena(info.manifest.arena_size)
         self._status = allocator.staging((1,), np.int64)
         self.table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
         self._uploaded = b""
         self._written: tuple[int, ...] | None = None  # sizes that the table is written for
-        self._constants = {b: allocator.put(a) for b, a in self.program.constants().items()}
-        self._lasting = {
-            b: allocator.alloc((count,), np.uint8) for b, count in self.program.lasting.items()
-        }
-        self._buffers: dict[Base, Buffer] = {**self._constants, **self._lasting}
+        self._constants = {b: allocator.put(a) for b, a in self.program.constants.items()}
+        self._buffers: dict[Base, Buffer] = {**self._constants, **self._lasting(program.bases)}
         self._addresses: dict[Base, int] = {
             NUMBER: 0,
             ARENA: _address(self.arena),
@@ -62,7 +67,6 @@ class CudaExecutable(KernelExecutable):
         self._maps, self._maps_of_runs = MapStore(allocator), MapStore(allocator)
         self._run_maps = self.program.maps_of_runs()
         self._maps_are_placed = False
-        self._functions = self._load(kernels)
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self.overlaps = kernels.gpu.capability >= _OVERLAP
         # The first kernel waits for all before it: the others read args ahead of their own waits.
@@ -71,16 +75,26 @@ class CudaExecutable(KernelExecutable):
         ]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
+        self._at_slots = False  # whether the last run had all inputs and outputs in the arena
+        self._slots: dict[tuple[Any, ...], Buffer] = {}
 
-    def _load(self, kernels: KernelLoader) -> list[c_void_p | None]:
-        """The function of each launch; None where the host runs the node."""
-        wanted = [x.kernel for x in self.program.launches]
-        made = kernels.functions([k for k in wanted if k is not None])
-        return [None if k is None else made[k] for k in wanted]
+    def _lasting(self, bases: Sequence[Base]) -> dict[Base, Buffer]:
+        """Memory that kernels keep. Their blocks wait for each other: all must have room."""
+        found: dict[Base, Buffer] = {}
+        for base in bases:
+            if base[0] == "lasting":
+                _, count, blocks = base[1]
+                if blocks > self.kernels.gpu.multiprocessors:
+                    raise CodegenError(
+                        "code for a GPU with more multiprocessors", where="cuda", got=blocks,
+                        expected=self.kernels.gpu.multiprocessors,
+                    )  # fmt: skip
+                found[base] = self.allocator.alloc((count,), np.uint8)
+        return found
 
     @property
     def lir(self) -> Lir:
-        return self._lir
+        return self._info.lir()
 
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
         for entry, buffer in self.attachments_of(params, states):
@@ -116,14 +130,27 @@ class CudaExecutable(KernelExecutable):
         self._run_launches(*self.program.part(span), sizes)
         self.check_status_later()
 
+    def slot(self, entry: ManifestEntry, sizes: Mapping[str, int] | None = None) -> Buffer:
+        key = (entry.role, entry.name, *[(sizes or {}).get(s) for s in self.symbols])
+        found = self._slots.get(key)
+        if found is None:
+            if len(self._slots) >= _MOST_SLOTS:
+                self._slots.clear()
+            found = self._slots[key] = super().slot(entry, sizes)
+        return found
+
     def _begin(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
         """Check the sizes and write the args that belong to this run."""
         self.check_sizes(*[sizes[s] for s in self.symbols])
-        entries = [*self.manifest.inputs, *self.manifest.outputs]
-        for entry, buffer in zip(entries, (*inputs, *outputs), strict=True):
-            self._place(
-                (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
-            )
+        at_slots = all(b is None for b in (*inputs, *outputs))
+        if not (at_slots and self._at_slots):
+            entries = [*self.manifest.inputs, *self.manifest.outputs]
+            for entry, buffer in zip(entries, (*inputs, *outputs), strict=True):
+                self._place(
+                    (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
+                )
+            # where the host runs nodes, it reads slots in the sizes of the run
+            self._at_slots = at_slots and None not in self._functions
         self._place_maps()
         wanted = tuple([sizes[s] for s in self.symbols])
         if wanted == self._written:
@@ -215,9 +242,7 @@ class CudaExecutable(KernelExecutable):
 
     def node_of(self, i: int) -> Node:
         """The node of a launch."""
-        node = self.program.launches[i].node
-        assert node is not None
-        return node
+        return self.lir.graph.nodes[self.program.nodes[i]]
 
     # -- nodes that the host runs ---------------------------------------------------------------
 
@@ -233,22 +258,22 @@ class CudaExecutable(KernelExecutable):
 
     def _buffer(self, value: Value, sizes: Mapping[str, int]) -> Buffer:
         """The memory of a value that lies row-major."""
-        base, start = self.program.place(value)
+        base, start = place_of(self.lir, value)
         whole = self.arena if base == ARENA else self._buffers[base]
         shape = value.shape.bind(sizes)
         return whole.view(evaluate(start, sizes), shape.static_dims, shape.dtype.numpy)
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def _launch_nodes(self) -> list[int]:
-        return [self.node_of(i).id for i in range(len(self.program.launches))]
+    def _launch_nodes(self) -> Sequence[int]:
+        return self.program.nodes
 
     def _results(
         self, inputs: Buffers, outputs: Buffers, sizes: Sizes
     ) -> Callable[[Node], list[Array]]:
         def read(node: Node) -> list[Array]:
             """Results that lie row-major."""
-            views = [(v, self._lir.slots[v].view) for v in node.outputs]
+            views = [(v, self.lir.slots[v].view) for v in node.outputs]
             plain = [v for v, view in views if view is None or is_plain(view, v.shape)]
             return [self._buffer(v, sizes).copy_out() for v in plain]
 
@@ -257,9 +282,7 @@ class CudaExecutable(KernelExecutable):
     def _raise_status(self) -> None:
         found, self._status[0] = int(self._status[0]), 0
         if found:
-            node = self.program.reports[found]
-            operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
-            raise_bad_index(node.op.name, operands, node.origin)
+            raise_bad_index(*self.program.reports[found])
 
     def recording(self) -> AbstractContextManager[CudaRecording]:
         return CudaRecording(self).watch()
@@ -267,7 +290,7 @@ class CudaExecutable(KernelExecutable):
 
 def _geometry(x: KernelLaunch, most: int, overlaps: bool) -> Launch:
     """Blocks and threads; nests have at most `most` blocks."""
-    if isinstance(x.kernel, BlockKernel):
+    if x.kernel is not None and x.kernel.by_blocks:
         return Launch(x.blocks, x.kernel.threads, x.kernel.shared, overlaps)
     shared = 0 if x.kernel is None else x.kernel.shared
     return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, shared, overlaps)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx.backends.cuda.driver import count_devices, version_text
 from rlx.backends.cuda.kernel import GpuKernel, KernelLoader
+from rlx.backends.cuda.lower_program import LoweredProgram
 from rlx.backends.cuda.lowering import KernelLaunch
-from rlx.backends.cuda.program import Program
 from rlx.backends.inspection import Inspection, LaunchInfo, NativeProgram
 from rlx.ir.lir import Lir
 from rlx.llvm.jit import Unit
@@ -51,9 +51,9 @@ class CudaInspection(Inspection):
         }
 
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
-        cpu, count = self.backend.kernels.target.cpu, self.backend.gpu.multiprocessors
-        launches = [self._launch(x) for x in Program(lir, cpu, count).launches]
         target = self.backend.kernels.target.cpu
+        made = LoweredProgram(lir, target, self.backend.gpu.multiprocessors)
+        launches = [self._launch(x) for x in made.launches]
         return NativeProgram(lir, launches, lambda: [False] * len(launches), 1, target)
 
     def _launch(self, x: KernelLaunch) -> LaunchInfo:

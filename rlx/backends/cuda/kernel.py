@@ -33,6 +33,11 @@ class GpuKernel(ABC):
         """Define the kernel in the module, for any number of threads."""
 
     @property
+    def by_blocks(self) -> bool:
+        """Whether its launches say how many blocks they have."""
+        return False
+
+    @property
     def label(self) -> str:
         """What profiles and dumps call it."""
         return type(self).__name__.lower()
@@ -50,6 +55,10 @@ class GpuKernel(ABC):
 
 class BlockKernel(GpuKernel):
     """Base of kernels whose blocks have a fixed number of threads, which work together."""
+
+    @property
+    def by_blocks(self) -> bool:
+        return True
 
 
 class KernelLoader:
@@ -76,6 +85,23 @@ class KernelLoader:
                     found = self._modules[self.unit(kernel).key].function(shared=kernel.shared)
                     self._functions[kernel] = found
             return {k: self._functions[k] for k in wanted}
+
+    def load(self, kernel: GpuKernel, digest: str, image: bytes) -> c_void_p:
+        """A stored kernel on the GPU, from machine code with this digest."""
+        with self._lock:
+            if kernel not in self._functions:
+                if digest not in self._modules:
+                    self._modules[digest] = CudaModule(self.gpu, image)
+                found = self._modules[digest].function(shared=kernel.shared)
+                self._functions[kernel] = found
+            return self._functions[kernel]
+
+    def cubins(self, kernels: Sequence[GpuKernel]) -> list[bytes]:
+        """The machine code of kernels, to be stored."""
+        with self._lock:
+            units = {unit.key: unit for unit in map(self.unit, kernels)}
+            found = dict(zip(units, self.images([*units.values()]), strict=True))
+            return [found[self.unit(kernel).key] for kernel in kernels]
 
     def unit(self, kernel: GpuKernel) -> Unit:
         """The kernel as LLVM IR."""

@@ -6,55 +6,13 @@ A node without a launch of its own that has no decomposition either runs on the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import field
-
 from rlx.backends.cuda.append import Append, Appends
-from rlx.backends.cuda.kernel import GpuKernel
-from rlx.backends.cuda.tensor_map import TensorMap
-from rlx.backends.kernel_args import NodeArg
+from rlx.backends.cuda.launches import Counters, KernelArg, KernelLaunch
 from rlx.backends.lowering import Layouts, LoweringTable, PlanContext, nodes_to_lower
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.composite import decomposed
-from rlx.support.records import dataclass
-
-
-@dataclass(frozen=True)
-class Counters:
-    """The address of `count` i64 that are 0 before a kernel and that it leaves at 0."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Lasting:
-    """The address of so many bytes that are 0 at first and keep what the kernel writes there."""
-
-    count: int
-
-
-KernelArg = NodeArg | Counters | Lasting | TensorMap
-
-
-@dataclass
-class KernelLaunch:
-    """One launch of a kernel, or (without one) a call of the node's reference on the host."""
-
-    kernel: GpuKernel | None
-    args: Sequence[KernelArg] = ()
-    threads: int = 1  # how many have work, at the upper bounds of dynamic sizes
-    blocks: int = 0  # of a kernel of blocks, likewise
-    reads: Sequence[Value] = field(default=(), repr=False)  # named where it may be merged with
-    writes: Sequence[Value] = field(default=(), repr=False)  # its neighbours
-    node: Node | None = field(default=None, repr=False)
-
-    @property
-    def label(self) -> str:
-        if self.kernel is not None:
-            return self.kernel.label
-        return self.node.op.name if self.node is not None else ""
 
 
 class Context(PlanContext):
@@ -126,7 +84,6 @@ __all__ = [
     "Counters",
     "KernelArg",
     "KernelLaunch",
-    "Lasting",
     "Layouts",
     "is_multiple",
     "lower_graph",

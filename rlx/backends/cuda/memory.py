@@ -13,6 +13,9 @@ from rlx.backends.buffer import DeviceAllocator
 from rlx.backends.cuda.driver import Gpu, Stream, call
 from rlx.ir.op import Array
 
+_SMALL = 1 << 15  # bytes
+_MOST_SOURCES = 1024  # queued copies whose bytes are kept
+
 
 class CudaAllocator(DeviceAllocator):
     """A handle is an address. Frees wait for the work that was queued before them."""
@@ -35,6 +38,9 @@ class CudaAllocator(DeviceAllocator):
         self.gpu.release("cuMemFree_v2", handle)
 
     def _copy_in(self, handle: int, offset: int, data: memoryview) -> None:
+        if len(data) <= _SMALL:  # a copy of it costs less than to wait
+            self.queue_copy_in(handle + offset, bytes(data))
+            return
         self._queue_in(handle + offset, _address(data), len(data))
         self.stream.synchronize()  # the caller may change the array as soon as this returns
 
@@ -72,6 +78,9 @@ class CudaAllocator(DeviceAllocator):
 
     def queue_copy_in(self, address: int, data: bytes) -> None:
         """Write bytes that nobody will change, without waiting."""
+        if len(self._sources) >= _MOST_SOURCES:
+            self.stream.synchronize()
+            self._sources.clear()
         self._sources.append(data)
         self._queue_in(address, _address(memoryview(data)), len(data))
 

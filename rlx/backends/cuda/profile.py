@@ -65,9 +65,9 @@ class CudaRecording(Recording):
         return Profile(tuple(rows), median_of(elapsed) if elapsed else 0.0)
 
     def _timing(self, number: int, seconds: float, run: int) -> Timing:
-        launches, sizes = self._executable.program.launches, self._sizes[run]
+        numbers, sizes = self._executable.program.nodes, self._sizes[run]
         node = self._executable.node_of(number)
-        shares = sum(x.node is node for x in launches)  # launches of the same node
+        shares = numbers.count(numbers[number])  # launches of the same node
         cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
         flops, moved = (evaluate(c, sizes) // shares for c in (cost.flops, cost.bytes))
         return Timing(*self._names(number), seconds, flops, moved)

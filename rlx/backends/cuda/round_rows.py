@@ -20,6 +20,7 @@ from rlx.ir.ops._common import rounded, wide
 from rlx.ir.ops.attention import Attention
 from rlx.ir.ops.fused import FusedMatMulBiasAct
 from rlx.ir.ops.norm import RmsNorm
+from rlx.ir.ops.paged import PagedAttention
 from rlx.ir.shape import Shape
 
 _EXACT_ROWS = 128  # up to so many memory is the limit, and products of all bits cost nothing
@@ -43,6 +44,17 @@ class RoundedRmsNorm(Op):
 @op("rounded_attention", is_anchor=True)
 class RoundedAttention(Attention):
     """`attention` in bf16; queries and weights may be rounded to the type of keys."""
+
+    def infer(self, q: Shape, *others: Shape | None) -> Shape:
+        return super().infer(q, *others).with_dtype(bf16)  # type: ignore[arg-type]
+
+    def reference(self, q: Array, *others: Array | None) -> Array:
+        return rounded(super().reference(q, *others), bf16)
+
+
+@op("rounded_paged_attention", is_anchor=True)
+class RoundedPagedAttention(PagedAttention):
+    """`paged_attention` in bf16; queries and weights may be rounded to 16 bits."""
 
     def infer(self, q: Shape, *others: Shape | None) -> Shape:
         return super().infer(q, *others).with_dtype(bf16)  # type: ignore[arg-type]
@@ -129,6 +141,8 @@ class _Rounding:
             given: Any = record
             k = node.inputs[1].dtype
             return k.bytes == 2 and given.kv_scheme is None and given.head_dim in _HEADS
+        if name == "paged_attention":
+            return node.inputs[1].dtype.bytes <= 2
         return name == "fused_swiglu" and self._rounds_input(node)
 
     def _rounds_input(self, node: Node) -> bool:
@@ -163,6 +177,8 @@ class _Rounding:
             record = WideMatMul(**old.attributes())
         elif name == "attention":
             record = RoundedAttention(**{**old.attributes(), "coarse": True})
+        elif name == "paged_attention":
+            record = RoundedPagedAttention(**{**old.attributes(), "coarse": True})
         elif name == "rms_norm":
             record = RoundedRmsNorm(**old.attributes())
         elif name == "fused_swiglu":

@@ -8,8 +8,8 @@ from rlx.ir.hir import Block, block, is_state
 from rlx.ir.node import Value
 from rlx.ir.op import Op, lookup
 from rlx.ir.ops._common import activate, require_rank
+from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.conv import DepthwiseConv1dCausal as DepthwiseOp
-from rlx.ir.ops.elementwise import require_activation
 from rlx.ir.ops.norm import require_eps
 from rlx.ir.ops.scan import GatedDeltaNet as GatedDeltaNetOp
 

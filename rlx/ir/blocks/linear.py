@@ -10,7 +10,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import activate, cast, require_rank, wide
-from rlx.ir.ops.elementwise import require_activation
+from rlx.ir.ops.activation import require_activation
 from rlx.ir.quant.scheme import QuantScheme
 
 

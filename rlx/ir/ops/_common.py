@@ -134,8 +134,8 @@ def cast(g: Graph, x: Value, dtype: DType) -> Value:
 
 
 def real_type(element: DType) -> DType:
-    """The element type of a function of real numbers: f32 for integers and bools."""
-    return element if element.is_float else f32
+    """The element type of a function of real or complex numbers: f32 for integers and bools."""
+    return element if element.is_float or element.is_complex else f32
 
 
 def as_real(g: Graph, x: Value) -> Value:

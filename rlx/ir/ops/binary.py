@@ -16,6 +16,7 @@ from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DType, bool_, f32, f64, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import ANY, NUMERIC, REAL, cast, compute, quiet, require_dtype, rounded
+from rlx.ir.ops.complex_functions import power
 from rlx.ir.shape import Shape, broadcast_dims
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def _wide(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _pow(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "c":
+        return np.power(a.astype(np.clongdouble), b.astype(np.clongdouble))
     if a.dtype.kind == "f":
         return _wide(np.power)(a, b)
     whole = np.power(a, np.maximum(b, 0))
@@ -135,8 +138,15 @@ def _pow(a: Any, b: Any) -> Any:
     return np.where(b >= 0, whole, np.where(np.abs(a) == 1, odd, 0))
 
 
-class _Power(Binary):
+class _Power(_Numeric):
     weight = 16
+
+    def decompose(self, g: Graph, a: Value, b: Value) -> Any:
+        """Of complex numbers; of real ones it is primitive."""
+        common = promote(a.shape.dtype, b.shape.dtype)
+        if not common.is_complex:
+            return None
+        return power(g, cast(g, a, common), cast(g, b, common))
 
 
 class _Function(FloatBinary):

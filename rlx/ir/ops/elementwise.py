@@ -19,15 +19,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlx.errors import AttributeValueError, DTypeError, RlxError, ShapeError
-from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType, bool_, f32
-from rlx.ir.op import REGISTRY, Array, Cost, Op, op, registrations
+from rlx.errors import AttributeValueError, ShapeError
+from rlx.ir.dtype import DType, bool_
+from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
     ANY,
     NUMERIC,
@@ -41,6 +39,7 @@ from rlx.ir.ops._common import (
     rounded,
     wide,
 )
+from rlx.ir.ops.complex_functions import COMPLEX, NUMPY, apply_formula
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:
@@ -101,25 +100,34 @@ class Unary(Op):
 
 
 class FloatUnary(Unary):
-    """A function of real numbers: integers and bools become f32 first.
+    """A function of real numbers: integers and bools become f32 first. One with a row in `COMPLEX`
+    takes complex numbers too.
 
-    The reference evaluates in f64 and rounds once, to the nearest value of the dtype.
+    The reference evaluates in f64 or c128 and rounds once, to the nearest value of the dtype.
     """
 
-    takes = (*REAL, "bool")
+    takes: ClassVar[Sequence[str]] = (*REAL, "bool")
     weight = 8
+
+    def infer(self, x: Shape) -> Shape:
+        if x.dtype.is_complex and self.name in COMPLEX:
+            return x
+        return super().infer(x)
 
     def result(self, element: DType) -> DType:
         return real_type(element)
 
     def decompose(self, g: Graph, x: Value) -> Any:
+        if x.shape.dtype.is_complex and self.name in COMPLEX:
+            return apply_formula(g, COMPLEX[self.name], x)
         y = self.elementwise(self.formula(g, as_real(g, x)), x)
         return None if y is None else cast(g, y, self.result(x.shape.dtype))
 
     def reference(self, x: Array) -> Array:
         element = self.result(DType.of(x.dtype))
         with quiet():
-            return rounded(self.apply(rounded(x, element).astype(np.float64)), element)
+            wide = np.complex128 if element.is_complex else np.float64
+            return rounded(self.apply(rounded(x, element).astype(wide)), element)
 
 
 class Predicate(Unary):
@@ -153,6 +161,12 @@ def unary(
     return op(name, **traits)(type(name.title().replace("_", ""), (base,), space))
 
 
+class _NumericFloat(FloatUnary):
+    """Of complex numbers by the same formula."""
+
+    takes = (*NUMERIC, "bool")
+
+
 # -- functions of real numbers ----------------------------------------------------------------
 
 
@@ -171,20 +185,23 @@ _SQRT_HALF, _SQRT_2_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
 _LOG2_E, _LOG10_E = 1.4426950408889634, 0.4342944819032518
 
 unary("exp", np.exp, "e^x")
-unary("expm1", np.expm1, "e^x − 1, exact near 0")
+unary("expm1", NUMPY["expm1"], "e^x − 1, exact near 0")
 unary("log", np.log, "ln x; −inf at 0, NaN below")
-unary("log1p", np.log1p, "ln(1 + x), exact near 0")
+unary("log1p", NUMPY["log1p"], "ln(1 + x), exact near 0")
 unary("sqrt", np.sqrt, "√x; NaN below 0")
 unary("sin", np.sin, "sin x, x in radians")
 unary("cos", np.cos, "cos x, x in radians")
-unary("tanh", np.tanh, "tanh x")
+unary("tanh", NUMPY["tanh"], "tanh x")
 unary("erf", _each(math.erf), "the error function, 2/√π ∫₀ˣ e^(−t²) dt")
 
 unary(
     "rsqrt", lambda x: 1.0 / np.sqrt(x), "1 / √x; inf at 0, NaN below",
     lambda g, x: 1.0 / g.sqrt(x),
 )  # fmt: skip
-unary("reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0", lambda g, x: 1.0 / x)
+unary(
+    "reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0",
+    lambda g, x: 1.0 / x, base=_NumericFloat,
+)  # fmt: skip
 unary("exp2", np.exp2, "2^x", lambda g, x: g.pow(g.constant(2.0, x.shape.dtype), x))
 unary("log2", np.log2, "log₂ x; −inf at 0, NaN below", lambda g, x: g.log(x) * _LOG2_E)
 unary("log10", np.log10, "log₁₀ x; −inf at 0, NaN below", lambda g, x: g.log(x) * _LOG10_E)
@@ -268,10 +285,24 @@ class _Numeric(Unary):
 
 
 class _Rounding(Unary):
-    """Integers are whole already."""
+    """Integers are whole already; complex numbers are rounded in both parts."""
+
+    takes = NUMERIC
+
+    def infer(self, x: Shape) -> Shape:
+        if self.name != "round":
+            require_dtype(x, REAL, "operand")
+        return super().infer(x)
 
     def reference(self, x: Array) -> Array:
-        return super().reference(x) if DType.of(x.dtype).is_float else x
+        return x if DType.of(x.dtype).is_integer else super().reference(x)
+
+
+class _Sign(_Numeric):
+    def decompose(self, g: Graph, x: Value) -> Any:
+        if x.shape.dtype.is_complex:
+            return apply_formula(g, COMPLEX["sign"], x)
+        return super().decompose(g, x)
 
 
 class _Bits(Unary):
@@ -283,13 +314,14 @@ def _sign_formula(g: Graph, x: Value) -> Any:
     zero, one = g.constant(0, element), g.constant(1, element)
     if element.kind == "uint":
         return g.where(g.gt(x, zero), one, zero)
-    below = g.where(g.lt(x, zero), g.constant(-1, element), x)  # 0 and NaN stay
+    rest = g.abs(x) if element.is_float else x  # 0, also of −0, or NaN
+    below = g.where(g.lt(x, zero), g.constant(-1, element), rest)
     return g.where(g.gt(x, zero), one, below)
 
 
 unary("neg", np.negative, "−x", base=_Numeric)
 unary("square", lambda x: x * x, "x²", lambda g, x: x * x, base=_Numeric)
-unary("sign", np.sign, "−1, 0 or 1; NaN of NaN", _sign_formula, base=Unary)
+unary("sign", np.sign, "−1, 0 or 1, of a complex x x / |x|; NaN of NaN", _sign_formula, base=_Sign)
 unary(
     "relu", lambda x: np.maximum(x, 0), "max(x, 0); NaN of NaN",
     lambda g, x: g.maximum(x, g.constant(0, x.shape.dtype)), base=Unary,
@@ -303,13 +335,13 @@ unary("bitwise_not", np.invert, "every bit flipped; logical not of a bool", base
 
 @op("abs")
 class Abs(_Numeric):
-    """|x|; of a complex number its magnitude, an f32"""
+    """|x|; of a complex number its magnitude, a real number"""
 
     def apply(self, x: Array) -> Array:
         return np.abs(x)
 
     def result(self, element: DType) -> DType:
-        return f32 if element.kind == "complex" else element
+        return element.part
 
 
 @op("clamp")
@@ -363,16 +395,26 @@ class _AnyPredicate(Predicate):
     takes = ANY
 
 
+class _FloatPredicate(Predicate):
+    """A test of floats, or of complex numbers in either part."""
+
+    takes = NUMERIC
+
+
 def _of_floats(test: NumpyFunction) -> NumpyFunction:
     """Integers are neither NaN nor infinite."""
-    return lambda x: test(x) if x.dtype.kind == "f" else np.zeros(x.shape, np.bool_)
+    return lambda x: test(x) if x.dtype.kind in "fc" else np.zeros(x.shape, np.bool_)
 
 
 def _is_inf_formula(g: Graph, x: Value) -> Any:
+    if x.shape.dtype.is_complex:
+        return g.logical_or(g.is_inf(g.real(x)), g.is_inf(g.imag(x)))
     return g.eq(g.abs(wide(g, x)), math.inf) if x.shape.dtype.is_float else g.ne(x, x)
 
 
 def _is_finite_formula(g: Graph, x: Value) -> Any:
+    if x.shape.dtype.is_complex:
+        return g.logical_and(g.is_finite(g.real(x)), g.is_finite(g.imag(x)))
     return g.lt(g.abs(wide(g, x)), math.inf) if x.shape.dtype.is_float else g.eq(x, x)
 
 
@@ -384,110 +426,26 @@ def _signbit_formula(g: Graph, x: Value) -> Any:
     return g.logical_or(g.lt(x, 0.0), g.eq(1.0 / x, -math.inf))  # 1 / −0
 
 
-unary("is_nan", _of_floats(np.isnan), "whether x is NaN", lambda g, x: g.ne(x, x), base=Predicate)
-unary("is_inf", _of_floats(np.isinf), "whether x is +inf or −inf", _is_inf_formula, base=Predicate)
+unary(
+    "is_nan",
+    _of_floats(np.isnan),
+    "whether x is NaN",
+    lambda g, x: g.ne(x, x),
+    base=_FloatPredicate,
+)
+unary(
+    "is_inf",
+    _of_floats(np.isinf),
+    "whether x is +inf or −inf",
+    _is_inf_formula,
+    base=_FloatPredicate,
+)
 unary(
     "is_finite", np.isfinite, "whether x is neither infinite nor NaN",
-    _is_finite_formula, base=Predicate,
+    _is_finite_formula, base=_FloatPredicate,
 )  # fmt: skip
 unary("signbit", np.signbit, "whether x is negative, or −0", _signbit_formula, base=Predicate)
 unary(
     "logical_not", lambda x: x == 0, "whether x is zero (NaN is not)",
     lambda g, x: g.eq(x, g.constant(0, x.shape.dtype)), base=_AnyPredicate,
 )  # fmt: skip
-
-
-# -- cast -------------------------------------------------------------------------------------
-
-
-@op("cast")
-class Cast(Unary):
-    """x in another element type.
-
-    To a float type: the nearest value. From float to integer: rounds towards 0, saturates, and maps
-    NaN to 0. Between integers: wraps. To bool: whether not 0.
-    """
-
-    takes = ANY
-    dtype: DType
-
-    def result(self, element: DType) -> DType:
-        return self.dtype
-
-    def infer(self, x: Shape) -> Shape:
-        if x.dtype.kind == "complex" and self.dtype.kind != "complex":
-            raise DTypeError(
-                "a complex number has no real value", got=f"{x} to {self.dtype}",
-                hint="take real, imag or abs of it",
-            )  # fmt: skip
-        return super().infer(x)
-
-    def reference(self, x: Array) -> Array:
-        if self.dtype.is_integer and DType.of(x.dtype).is_float:
-            return _saturated(x, self.dtype)
-        if self.dtype is bool_:
-            return rounded(compute(x) != 0, bool_)
-        return rounded(x, self.dtype)
-
-
-def _saturated(x: Array, dtype: DType) -> Array:
-    limits: Any = np.iinfo(dtype.numpy)
-    # as floats the bounds of 64-bit types are one past the end, hence ≥ and the strict <
-    low, high = float(limits.min), float(limits.max)
-    wide = np.asarray(x, np.float64)
-    inside = (wide > low) & (wide < high)  # false for NaN
-    result = np.where(inside, wide, 0.0).astype(dtype.numpy)
-    result[wide >= high] = limits.max
-    result[wide <= low] = limits.min
-    return result
-
-
-# -- activations of fused ops: every elementwise op of one real tensor -------------------------
-
-
-def activations() -> list[str]:
-    """Names of the activations; "none" is the identity."""
-    return ["none", *(name for name in REGISTRY if name in activation_ops())]
-
-
-def activation_ops() -> frozenset[str]:
-    """Names of all registered ops that fused kernels may apply as an activation."""
-    return _activation_ops(registrations())
-
-
-@lru_cache(maxsize=1)
-def _activation_ops(registered: int) -> frozenset[str]:
-    return frozenset(name for name, cls in REGISTRY.items() if _is_activation(cls))
-
-
-def is_default(record: Op) -> bool:
-    """Whether an op has its default attributes, so that its name alone defines it."""
-    return not record.fields or record == REGISTRY[record.name]()
-
-
-def _is_activation(cls: type[Op]) -> bool:
-    if not cls.is_elementwise or cls.num_required != 1 or len(cls.fields) != len(cls.defaults):
-        return False
-    real = Shape([1])
-    try:
-        return cls().infer(real) is real
-    except RlxError:  # takes integers only
-        return False
-
-
-def require_activation(name: str, where: str) -> None:
-    cls = REGISTRY.get(name)
-    if name != "none" and (cls is None or not _is_activation(cls)):
-        raise AttributeValueError(
-            "unknown activation", where=f"{where}.activation", got=repr(name),
-            expected=", ".join(activations()),
-        )  # fmt: skip
-
-
-def activate(name: str, x: Array) -> Array:
-    """The reference of the activation `name`, on an array in compute precision."""
-    return x if name == "none" else REGISTRY[name]().reference(x)
-
-
-def activation_flops(name: str, shape: Shape) -> Dim:
-    return 0 if name == "none" else REGISTRY[name]().cost([shape], [shape]).flops

@@ -27,10 +27,10 @@ from rlx.ir.ops._common import (
     traffic,
     wide,
 )
+from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.attention import Attention, by_head
 from rlx.ir.ops.composite import Composite, graph_flops
 from rlx.ir.ops.control import body_results
-from rlx.ir.ops.elementwise import require_activation
 from rlx.ir.ops.matmul import matmul_shape
 from rlx.ir.ops.norm import (
     LayerNorm,

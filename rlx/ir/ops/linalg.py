@@ -13,7 +13,7 @@ from rlx.ir import dtype as dt
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import cast, compute, require_float, require_same, rounded, size_value, wide
+from rlx.ir.ops._common import cast, compute, require_dtype, require_same, rounded, size_value, wide
 from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
 
 if TYPE_CHECKING:
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 def _require_transformable(x: Shape, axis: int, *, real: bool) -> int:
     """Check that `x` can be transformed along the axis; returns the axis."""
-    if x.dtype is dt.f64:
-        raise DTypeError("no complex type holds f64", got=x, hint="cast to f32 first")
-    if not (x.dtype.is_float or (x.dtype is dt.c64 and not real)):
-        raise DTypeError("x has no transform", got=x, expected="f32" if real else "f32 or c64")
+    if not (x.dtype.is_float or (x.dtype.is_complex and not real)):
+        expected = "f32 or f64" if real else "f32, f64, c64 or c128"
+        raise DTypeError("x has no transform", got=x, expected=expected)
     axis = normalize_axis(axis, x.rank)
     if not x.rank or x.dims[axis] == 0:
         raise ShapeError("a transform needs at least one element", got=x)
@@ -39,13 +38,13 @@ def _fft_cost(points: Dim, elements: Dim, traffic: Dim) -> Cost:
     return Cost(elements * (5 * steps), traffic)
 
 
-def _waves(g: Graph, rows: Dim, columns: Dim, n: Dim) -> tuple[Value, Value]:
-    """cos and sin of 2π·jk/n for j in rows and k in columns; f64, rounded to f32 at the end."""
+def _waves(g: Graph, rows: Dim, columns: Dim, n: Dim, part: DType) -> tuple[Value, Value]:
+    """cos and sin of 2π·jk/n for j in rows and k in columns; f64, rounded to `part` at the end."""
     j = g.iota(shape=(rows, columns), axis=0, dtype=dt.i64)
     k = g.iota(shape=(rows, columns), axis=1, dtype=dt.i64)
     phase = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), dt.f64)
     angle = g.mul(phase, g.div(g.constant(2 * pi, dt.f64), size_value(g, n, phase)))
-    return cast(g, g.cos(angle), dt.f32), cast(g, g.sin(angle), dt.f32)
+    return cast(g, g.cos(angle), part), cast(g, g.sin(angle), part)
 
 
 def _axis_last(g: Graph, x: Value, axis: int) -> Value:
@@ -59,10 +58,10 @@ def _axis_last(g: Graph, x: Value, axis: int) -> Value:
 
 def _spectrum(g: Graph, x: Value, axis: int, terms: Dim, sign: float) -> tuple[Value, Value]:
     """(re, im) of Σ x·exp(sign·2πi·jk/n) as matmuls with the DFT matrix, axis last"""
-    parts = [g.real(x), g.imag(x)] if x.shape.dtype is dt.c64 else [wide(g, x)]
+    parts = [g.real(x), g.imag(x)] if x.shape.dtype.is_complex else [wide(g, x)]
     parts = [_axis_last(g, p, axis) for p in parts]
     n = parts[0].shape.dims[-1]
-    cos, sin = _waves(g, n, terms, n)
+    cos, sin = _waves(g, n, terms, n, parts[0].shape.dtype)
     re, im = g.matmul(parts[0], cos), g.mul(g.matmul(parts[0], sin), sign)
     if len(parts) == 2:
         re = g.sub(re, g.mul(g.matmul(parts[1], sin), sign))
@@ -89,12 +88,12 @@ class Fft(_Transform):
 
     def infer(self, x: Shape) -> Shape:
         _require_transformable(x, self.axis, real=False)
-        return x.with_dtype(dt.c64)
+        return x.with_dtype(dt.complex_of(x.dtype))
 
     def reference(self, x: Array) -> Array:
         wide = compute(x).astype(np.complex128)
         transform = np.fft.ifft if self.inverse else np.fft.fft
-        return transform(wide, axis=self.axis).astype(np.complex64)
+        return rounded(transform(wide, axis=self.axis), dt.complex_of(DType.of(x.dtype)))
 
     def decompose(self, g: Graph, x: Value) -> Any:
         n = x.shape.dims[self.axis]
@@ -114,10 +113,11 @@ class Rfft(_Transform):
         axis = _require_transformable(x, self.axis, real=True)
         dims = list(x.dims)
         dims[axis] = dims[axis] // 2 + 1
-        return Shape(dims, dt.c64)
+        return Shape(dims, dt.complex_of(x.dtype))
 
     def reference(self, x: Array) -> Array:
-        return np.fft.rfft(compute(x).astype(np.float64), axis=self.axis).astype(np.complex64)
+        found = np.fft.rfft(compute(x).astype(np.float64), axis=self.axis)
+        return rounded(found, dt.complex_of(DType.of(x.dtype)))
 
     def decompose(self, g: Graph, x: Value) -> Any:
         re, im = _spectrum(g, x, self.axis, x.shape.dims[self.axis] // 2 + 1, -1.0)
@@ -139,27 +139,29 @@ class Irfft(_Transform):
             raise AttributeValueError("out of range", where="irfft.n", got=self.n, expected="1 up")
 
     def infer(self, x: Shape) -> Shape:
-        if x.dtype is not dt.c64:
-            raise DTypeError("x must be complex", got=x, expected="c64")
+        if not x.dtype.is_complex:
+            raise DTypeError("x must be complex", got=x, expected="c64 or c128")
         axis = normalize_axis(self.axis, x.rank)
         dims = list(x.dims)
         require_same(dims[axis], self.n // 2 + 1, f"terms for {self.n} points")
         dims[axis] = self.n
-        return Shape(dims, dt.f32)
+        return Shape(dims, x.dtype.part)
 
     def reference(self, x: Array) -> Array:
         n: Any = self.n
-        return np.fft.irfft(x.astype(np.complex128), n, axis=self.axis).astype(np.float32)
+        found = np.fft.irfft(x.astype(np.complex128), n, axis=self.axis)
+        return rounded(found, DType.of(x.dtype).part)
 
     def decompose(self, g: Graph, x: Value) -> Any:
         """x[j] = (Σ_k w_k (re_k·cos − im_k·sin)) / n, w = 2 for terms that have a mirror image."""
         re, im = (_axis_last(g, part, self.axis) for part in (g.real(x), g.imag(x)))
         terms = re.shape.dims[-1]
-        cos, sin = _waves(g, terms, self.n, self.n)
+        part = re.shape.dtype
+        cos, sin = _waves(g, terms, self.n, self.n, part)
         k = g.iota(shape=(terms,), dtype=dt.i64)
         twice = g.mul(k, g.constant(2, dt.i64))
         first, last = g.eq(k, g.constant(0, dt.i64)), g.eq(twice, size_value(g, self.n, twice))
-        weight = g.where(g.logical_or(first, last), g.constant(1.0), g.constant(2.0))
+        weight = g.where(g.logical_or(first, last), g.constant(1.0, part), g.constant(2.0, part))
         y = g.sub(g.matmul(g.mul(re, weight), cos), g.matmul(g.mul(im, weight), sin))
         return _axis_last(g, g.div(y, size_value(g, self.n, y)), self.axis)
 
@@ -187,24 +189,25 @@ class Imag(Op):
 
 
 def _part(x: Shape) -> Shape:
-    if x.dtype is not dt.c64:
-        raise DTypeError("x must be complex", got=x, expected="c64")
-    return x.with_dtype(dt.f32)
+    if not x.dtype.is_complex:
+        raise DTypeError("x must be complex", got=x, expected="c64 or c128")
+    return x.with_dtype(x.dtype.part)
 
 
 @op("complex", is_elementwise=True)
 class Complex(Op):
-    """re + i·im, from f32 parts."""
+    """re + i·im, from f32 or f64 parts."""
 
     def infer(self, re: Shape, im: Shape) -> Shape:
-        for shape, what in ((re, "re"), (im, "im")):
-            if shape.dtype is not dt.f32:
-                raise DTypeError(f"{what} has the wrong type", got=shape, expected="f32")
-        return Shape(broadcast_dims(re.dims, im.dims), dt.c64)
+        if re.dtype not in (dt.f32, dt.f64):
+            raise DTypeError("re has the wrong type", got=re, expected="f32 or f64")
+        if im.dtype is not re.dtype:
+            raise DTypeError("im has the wrong type", got=im, expected=f"{re.dtype}, as re")
+        return Shape(broadcast_dims(re.dims, im.dims), dt.complex_of(re.dtype))
 
     def reference(self, re: Array, im: Array) -> Array:
         re, im = np.broadcast_arrays(re, im)
-        made = np.empty(re.shape, np.complex64)
+        made = np.empty(re.shape, dt.complex_of(DType.of(re.dtype)).numpy)
         made.real, made.imag = re, im  # re + 1j·im would make NaN of an infinity
         return made
 
@@ -213,12 +216,12 @@ class Complex(Op):
 class Solve(Op):
     """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast.
 
-    Elimination with row pivoting. The result for a singular matrix is NaN.
+    Elimination with row pivoting, in f64. The result for a singular matrix is NaN.
     """
 
     def infer(self, a: Shape, b: Shape) -> Shape:
-        require_float(a, "a")
-        require_float(b, "b")
+        require_dtype(a, ("float", "complex"), "a")
+        require_dtype(b, ("float", "complex"), "b")
         if a.rank < 2 or b.rank < 2:
             low = a if a.rank < 2 else b
             raise ShapeError("not matrices", got=low, expected="[..., n, n] and [..., n, m]")
@@ -230,9 +233,10 @@ class Solve(Op):
     def reference(self, a: Array, b: Array) -> Array:
         dtype = promote(DType.of(a.dtype), DType.of(b.dtype))
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        left = np.broadcast_to(a, (*batch, *a.shape[-2:])).astype(np.float64)
-        right = np.broadcast_to(b, (*batch, *b.shape[-2:])).astype(np.float64)
-        result = np.full(right.shape, np.nan)
+        wide = np.complex128 if dtype.is_complex else np.float64
+        left = np.broadcast_to(a, (*batch, *a.shape[-2:])).astype(wide)
+        right = np.broadcast_to(b, (*batch, *b.shape[-2:])).astype(wide)
+        result = np.full(right.shape, np.nan, wide)
         for i in np.ndindex(*batch):
             try:
                 result[i] = np.linalg.solve(left[i], right[i])

@@ -319,16 +319,14 @@ class LogSoftmax(_Normalised):
         return cast(g, g.sub(low, g.log(total)), real_type(x.shape.dtype))
 
 
-@op("cumsum")
-class CumSum(Op):
-    """Each element replaced by the sum up to it.
-
-    `exclusive` leaves the element itself out; `reverse` sums from the end.
-    """
+class _Cumulative(Op):
+    """Each element replaced by the sum or product up to it."""
 
     axis: int = -1
     exclusive: bool = False
     reverse: bool = False
+    identity: ClassVar[int] = 0
+    joins: ClassVar[str] = "add"
 
     def infer(self, x: Shape) -> Shape:
         require_dtype(x, ANY, "operand")
@@ -341,17 +339,19 @@ class CumSum(Op):
         if self.reverse:
             wide = wide[..., ::-1]
         with quiet():
-            total = np.cumsum(wide, -1, dtype=_sum_type(wide))
+            accumulate = np.multiply.accumulate if self.identity else np.add.accumulate
+            total = accumulate(wide, -1, dtype=_sum_type(wide))
         if self.exclusive:
             # shifted sums, not total − x, which is inf − inf after an infinity
-            total = np.concatenate([np.zeros_like(total[..., :1]), total[..., :-1]], -1)
+            start = np.full_like(total[..., :1], self.identity)
+            total = np.concatenate([start, total[..., :-1]], -1)
         if self.reverse:
             total = total[..., ::-1]
         return rounded(np.moveaxis(total, -1, self.axis), element)
 
     def decompose(self, g: Graph, x: Value) -> Any:
         """A scan along the axis that carries the sum."""
-        if x.shape.dtype.kind == "complex":
+        if x.shape.dtype.kind == "complex" and self.joins == "add":
             return g.complex(*[g.append(self, [part]) for part in (g.real(x), g.imag(x))])
         result = i32 if x.shape.dtype is bool_ else x.shape.dtype
         x = wide(g, cast(g, x, result))
@@ -360,16 +360,39 @@ class CumSum(Op):
         perm = (axis, *(i for i in range(rank) if i != axis))
         rows = g.transpose(x, axes=perm)
         row = rows.shape.with_dims(rows.shape.dims[1:])
-        start = g.expand(g.constant(0, row.dtype), shape=row.dims)
+        start = g.expand(g.constant(self.identity, row.dtype), shape=row.dims)
 
         def step(b: Graph, total: Value, part: Value) -> list[Value]:
-            new = b.add(total, part)
+            new = b.apply(self.joins, total, part)
             return [new, total if self.exclusive else new]
 
-        body = make_body(step, row, row, name="cumsum_step")
+        body = make_body(step, row, row, name=f"{self.name}_step")
         _, sums = g.scan(start, rows, body=body, n_carry=1, n_xs=1, reverse=self.reverse)
         back = tuple(perm.index(i) for i in range(rank))
         return cast(g, g.transpose(sums, axes=back), result)
+
+
+@op("cumsum")
+class CumSum(_Cumulative):
+    """Each element replaced by the sum up to it.
+
+    `exclusive` leaves the element itself out; `reverse` sums from the end.
+    """
+
+    axis: int = -1
+    exclusive: bool = False
+    reverse: bool = False
+
+
+@op("cumprod")
+class CumProd(_Cumulative):
+    """Each element replaced by the product up to it; `exclusive` and `reverse` as in cumsum."""
+
+    axis: int = -1
+    exclusive: bool = False
+    reverse: bool = False
+    identity: ClassVar[int] = 1
+    joins: ClassVar[str] = "mul"
 
 
 @op("top_k", is_choice=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +130,8 @@ def _program(reader: Reader, kind: int) -> Any:
 def save(program: Graph | Lir | GraphModule, path: str | os.PathLike[str]) -> None:
     """Write the program to a file atomically."""
     target, data = Path(path), to_bytes(program)
+    import tempfile  # slow to import, and readers do without it
+
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -72,13 +72,13 @@ def log(x: Value) -> Value:
 
 
 def log1p(x: Value) -> Value:
-    """ln(1 + x), accurate near 0. Error below 2 ulp; -inf at -1, NaN below."""
+    """ln(1 + x), accurate near 0; −0 of −0. Error below 2 ulp; -inf at -1, NaN below."""
     f = x.fn
     with f.exact():
         rounded = x + 1.0
         lost = x - (rounded - 1.0)
     correction = f.select((x > -1.0) & (x < math.inf), lost / rounded, 0.0)
-    return log(rounded) + correction
+    return f.copysign(log(rounded) + correction, x)
 
 
 def split(x: Value, k: Real) -> tuple[Value, Value]:
@@ -162,21 +162,30 @@ def exp2(x: Value) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    """e^x - 1, accurate near 0. Error below 2.2 ulp."""
+    """e^x - 1, accurate near 0; −0 of −0. Error below 2.2 ulp."""
     f, k = x.fn, real(x, "expm1")
-    x = _clamped(x, k.expm1_low, k.exp_high)
+    sign, x = x, _clamped(x, k.expm1_low, k.exp_high)
     count, whole, r = _reduce(x, k)
     p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
     # e^x - 1 = 2^n ((e^r - 1) + (1 - 2^-n)); beyond the mantissa 2^-n may as well be 0.
     inverse = (f.max(k.bias - count, 0) << k.mantissa).bits(x.type)
-    return _scaled(p + (1.0 - inverse), count, whole, k)
+    return f.copysign(_scaled(p + (1.0 - inverse), count, whole, k), sign)
 
 
 def tanh(x: Value) -> Value:
     """Hyperbolic tangent. Error below 3 ulp."""
-    f = x.fn
-    e = expm1(f.abs(x) * -2.0)
-    return f.copysign(-e / (e + 2.0), x)
+    f, k = x.fn, real(x, "tanh")
+    # -e / (2 + e) with e = e^u - 1, u = -2 |x|: below this bound the result is 1, and no power of
+    # two is denormal
+    u = f.max_fast(f.const(-(k.mantissa + 4) * math.log(2), x.type), f.abs(x) * -2.0)
+    magic = k.magic + k.bias  # so that the low bits are the exponent of the power
+    with f.exact():
+        shifted = f.fma(u, f.const(1 / math.log(2), x.type), magic)
+        r = _remainder(u, shifted - magic, k)
+    power = (shifted.bits() << k.mantissa).bits(x.type)
+    p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
+    e = f.fma(power, p, power - 1.0)
+    return f.copysign(e / (-2.0 - e), x)
 
 
 def sigmoid(x: Value) -> Value:
@@ -342,32 +351,14 @@ _ERFC_F32 = (
     ),
 )
 _ERFC_F64 = (
-    4.0,
-    (
-        1.2329951186255526,
-        -0.1396211168405632,
-        0.015379652102606677,
-        0.06809705425476363,
-        -0.1010390660355873,
-        0.09373283499621257,
-        -0.06633036582773441,
-        0.0371675155656646,
-        -0.01619773388426558,
-        0.005031969787446134,
-        -0.0007577744242515464,
-        -0.00019925601515028183,
-        0.00015062629637130004,
-        -2.4400271180120026e-05,
-        -1.123397877770834e-05,
-        5.709088022586259e-06,
-        3.132460465891132e-07,
-        -8.200964018618296e-07,
-        5.574325335080055e-08,
-        1.0160516628604477e-07,
-        -8.255395346313087e-09,
-        -8.466161832193778e-09,
+    4.0, (        1.2329951186255526, -0.1396211168405632, 0.015379652102606677,
+    0.06809705425476363, -0.1010390660355873, 0.09373283499621257, -0.06633036582773441,
+    0.0371675155656646, -0.01619773388426558, 0.005031969787446134, -0.0007577744242515464,
+    -0.00019925601515028183, 0.00015062629637130004, -2.4400271180120026e-05,
+    -1.123397877770834e-05, 5.709088022586259e-06, 3.132460465891132e-07, -8.200964018618296e-07,
+    5.574325335080055e-08, 1.0160516628604477e-07, -8.255395346313087e-09, -8.466161832193778e-09,
     ),
-)
+)  # fmt: skip
 
 
 def erf(x: Value) -> Value:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from math import inf
 
 from rlx.ir.dtype import DType
+from rlx.llvm import math
 from rlx.llvm.builder import Function, Value, f32, f64
 from rlx.llvm.nest.registers import Complex, Element
 
@@ -106,8 +107,8 @@ def magnitude(f: Function, a: Complex) -> Value:
     """√(re² + im²), in f64 so that the squares fit; infinite if either part is, even beside NaN."""
     re, im = a.re.to(f64), a.im.to(f64)
     size = f.sqrt(re * re + im * im).to(f32)
-    is_infinite = f.abs(a.re).eq(math.inf) | f.abs(a.im).eq(math.inf)
-    return f.select(is_infinite, math.inf, size)
+    is_infinite = f.abs(a.re).eq(inf) | f.abs(a.im).eq(inf)
+    return f.select(is_infinite, inf, size)
 
 
 def equal(f: Function, a: Complex, b: Complex) -> Value:
@@ -130,4 +131,6 @@ UNARY: dict[str, Callable[[Function, Complex], Element]] = {
     "real": lambda f, a: a.re,
     "imag": lambda f, a: a.im,
     "logical_not": lambda f, a: a.re.eq(0.0) & a.im.eq(0.0),
+    "is_nan": lambda f, a: a.re.is_nan() | a.im.is_nan(),
+    "round": lambda f, a: Complex(math.round_even(a.re), math.round_even(a.im)),
 }

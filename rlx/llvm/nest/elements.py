@@ -104,7 +104,7 @@ def _apply(f: Function, record: Op, operands: Sequence[Operand], result: DType) 
     if name == "cast":
         return convert(f, *operands[0], result)
     if name == "complex":
-        re, im = (convert(f, x, d, DType.of("f32")) for x, d in operands)
+        re, im = (convert(f, x, d, result.part) for x, d in operands)
         assert isinstance(re, Value) and isinstance(im, Value)
         return Complex(re, im)
     if len(operands) == 2:
@@ -120,6 +120,8 @@ def _binary(f: Function, record: Any, operands: Sequence[Operand]) -> Element:
     met: DType = record.common_type(a_type, b_type)
     x, y = convert(f, a, a_type, met), convert(f, b, b_type, met)
     if isinstance(x, Complex) and isinstance(y, Complex):
+        if record.name not in arithmetic.BINARY:
+            return _decomposed(f, record, operands)
         return arithmetic.BINARY[record.name](f, x, y)
     assert isinstance(x, Value) and isinstance(y, Value)
     function = _BINARY.get(record.name)
@@ -202,6 +204,10 @@ def _where(f: Function, operands: Sequence[Operand], result: DType) -> Element:
 def _unary(f: Function, record: Any, x: Element, source: DType, result: DType) -> Element:
     name = record.name
     if isinstance(x, Complex):
+        if name == "abs" and source.part is f64:  # f64 squares may overflow
+            return _decomposed(f, lookup("hypot")(), [(v, f64) for v in x])
+        if name not in arithmetic.UNARY:
+            return _decomposed(f, record, [(x, source)])
         return arithmetic.UNARY[name](f, x)
     if name in ("real", "imag"):
         return x if name == "real" else f.const(0, x.type)
@@ -243,7 +249,7 @@ _REAL: dict[str, Callable[[Function, Any, Value], Value]] = {
 
 def _sign(f: Function, record: Any, x: Value, dtype: DType) -> Value:
     if dtype.is_float:
-        return f.select(f.compare("one", x, 0.0), f.copysign(f.const(1.0, x.type), x), x)
+        return f.select(f.compare("one", x, 0.0), f.copysign(f.const(1.0, x.type), x), f.abs(x))
     if dtype.kind == "uint":
         return x.ne(0).to(x.type, signed=False)
     return (x > 0).to(x.type, signed=False) - (x < 0).to(x.type, signed=False)

@@ -11,9 +11,9 @@ from dataclasses import field, replace
 import numpy as np
 
 from rlx.errors import CodegenError
-from rlx.ir.dtype import DType, c64
+from rlx.ir.dtype import DType
 from rlx.llvm import math
-from rlx.llvm.builder import Function, Value, f32, i64, vec
+from rlx.llvm.builder import Function, Value, i64, vec
 from rlx.llvm.nest.elements import Operand, apply
 from rlx.llvm.nest.registers import (
     Complex,
@@ -335,8 +335,8 @@ class NestBody:
 
     def _read(self, at: Value, dtype: DType, lanes: int, mask: Value | None) -> Element:
         f = self.f
-        if dtype is c64:
-            both = f.load(at, vec(2 * lanes, f32))
+        if dtype.is_complex:
+            both = f.load(at, vec(2 * lanes, raw_type(dtype.part)))
             picks = [range(k, 2 * lanes, 2) for k in (0, 1)]
             if lanes == 1:
                 return Complex(f.extract(both, 0), f.extract(both, 1))
@@ -347,9 +347,10 @@ class NestBody:
 
     def _gather(self, base: Value, offsets: Value, dtype: DType, mask: Value | None) -> Element:
         f, lanes = self.f, offsets.type.lanes
-        if dtype is c64:
+        if dtype.is_complex:
             re, im = offsets << 1, (offsets << 1) + 1
-            return Complex(*[f.gather(base, i, vec(lanes, f32), mask) for i in (re, im)])
+            part = vec(lanes, raw_type(dtype.part))
+            return Complex(*[f.gather(base, i, part, mask) for i in (re, im)])
         return from_memory(f, f.gather(base, offsets, vec(lanes, raw_type(dtype)), mask), dtype)
 
     def store(self, access: Access, x: Element, vpoint: VectorPoint) -> None:
@@ -388,6 +389,6 @@ class NestBody:
 
 def _number(data: bytes, dtype: DType) -> complex | float:
     found = np.frombuffer(data, dtype.numpy)[0]
-    if dtype is c64:
+    if dtype.is_complex:
         return complex(found)
     return float(found) if dtype.is_float else int(found)

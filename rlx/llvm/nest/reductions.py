@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlx.ir.dtype import DType, bool_, c64
+from rlx.ir.dtype import DType, bool_
 from rlx.llvm.builder import Function, Type, Value, f32, f64, i32, vec
 from rlx.llvm.nest import arithmetic
 from rlx.llvm.nest.registers import Complex, Element, joined, parts, register_type
@@ -38,7 +38,7 @@ class Accumulator:
     @property
     def rounds(self) -> bool:
         """Whether results depend on the order of elements."""
-        return self.kind in ("sum", "prod") and (self.dtype.is_float or self.dtype is c64)
+        return self.kind in ("sum", "prod") and (self.dtype.is_float or self.dtype.is_complex)
 
     def types(self, lanes: int) -> list[Type]:
         if self.kind in ("any", "all"):
@@ -46,7 +46,7 @@ class Accumulator:
         element = vec(lanes, f64 if self.wide else accumulator_type(self.dtype))
         if self.positions:
             return [element, vec(lanes, i32)]
-        return [element] * (2 if self.dtype is c64 else 1)
+        return [element] * (2 if self.dtype.is_complex else 1)
 
     def start(self, lanes: int) -> State:
         """The initial state: the identity of the reduction."""
@@ -90,7 +90,7 @@ class Accumulator:
         f = self.f
         if self.positions:
             return self._combine_positions(a, b)
-        if self.kind == "prod" and self.dtype is c64:
+        if self.kind == "prod" and self.dtype.is_complex:
             return list(arithmetic.mul(f, Complex(*a), Complex(*b)))
         return [self._combine_values(x, y) for x, y in zip(a, b, strict=True)]
 
@@ -147,7 +147,7 @@ class Accumulator:
 
 def accumulator_type(dtype: DType) -> Type:
     """The scalar accumulator type of an element, or of a component of a complex one."""
-    return f32 if dtype is c64 else i32 if dtype is bool_ else register_type(dtype)
+    return i32 if dtype is bool_ else register_type(dtype.part)
 
 
 def combine_all(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlx.ir.dtype import DType, bool_, c64
-from rlx.ir.dtype import f32 as f32_dtype
+from rlx.ir.dtype import DType, bool_
 from rlx.llvm.builder import Function, Type, Value, f32, f64, i1, i16, vec
 from rlx.llvm.storage import memory_type, narrow, widen
 from rlx.llvm.target import Target
@@ -79,9 +78,9 @@ def raw_type(dtype: DType) -> Type:
 
 def constant(f: Function, number: float | complex, dtype: DType) -> Element:
     """A constant element."""
-    if dtype is c64:
-        whole = complex(number)
-        return Complex(f.const(whole.real, f32), f.const(whole.imag, f32))
+    if dtype.is_complex:
+        whole, part = complex(number), register_type(dtype.part)
+        return Complex(f.const(whole.real, part), f.const(whole.imag, part))
     assert not isinstance(number, complex)
     type_ = register_type(dtype)
     return f.const(float(number) if type_.is_float else int(number), type_)
@@ -100,9 +99,11 @@ def convert(f: Function, x: Element, source: DType, target: DType) -> Element:
     if source is target:
         return x
     if isinstance(x, Complex):
-        return x if target is c64 else x.re.ne(0.0) | x.im.ne(0.0)
-    if target is c64:
-        real = _convert_real(f, x, source, f32_dtype)
+        if target.is_complex:
+            return Complex(*[_convert_real(f, v, source.part, target.part) for v in x])
+        return x.re.ne(0.0) | x.im.ne(0.0)
+    if target.is_complex:
+        real = _convert_real(f, x, source, target.part)
         return Complex(real, f.const(0.0, real.type))
     return _convert_real(f, x, source, target)
 
@@ -140,7 +141,7 @@ def lanes_for(nest: Nest, target: Target, columns: bool) -> int:
 
 
 def _bits(dtype: DType) -> int:
-    return 32 if dtype is c64 else 8 if dtype is bool_ else register_type(dtype).bits
+    return 8 if dtype is bool_ else register_type(dtype.part).bits
 
 
 def masks_tail(nest: Nest, target: Target, columns: bool) -> bool:
@@ -148,7 +149,7 @@ def masks_tail(nest: Nest, target: Target, columns: bool) -> bool:
     not contiguous."""
     for access in nest.accesses():
         step = access.strides.lane_stride(columns)
-        if access.dtype is c64 or (step not in (0, 1)) or _data_per_lane(nest, access, columns):
+        if access.dtype.is_complex or (step not in (0, 1)) or _data_per_lane(nest, access, columns):
             return False
         if step == 1 and not _has_masks(target, raw_type(access.dtype).bits):
             return False

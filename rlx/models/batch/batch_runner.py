@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.buffer import Buffer
+from rlx.ir.dim import Dim
 from rlx.models.adapters import stacked
 from rlx.models.batch.kv_pool import KVPool
 from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
+from rlx.models.batch.step_result import DeviceRows, StepResult, on_host
 from rlx.models.batch.token_sampler import TokenSampler
 from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
@@ -44,31 +46,47 @@ class BatchRunner(ModelRunner):
             shared = {name: put(array) for name, array in states.items()}
         for graph in self._graphs.values():
             share_states(graph, shared)
-        on_host = next(iter(self._graphs.values())).allocator.is_host
-        self.sampler = TokenSampler(pool, self.compile, on_host)
+        self.sampler = TokenSampler(pool, self.compile)
 
     def check(self, tokens: Sequence[int]) -> None:
         hint = "make the engine with a larger context=, or shorten the prompt"
         self.config.check_tokens(tokens, self.pool.context, hint)
 
-    def run(self, scheduled: Sequence[ScheduledTokens]) -> Any:
+    def run(self, scheduled: Sequence[ScheduledTokens]) -> StepResult:
         """Logits [n, vocab] after the last token of each request whose next one is drawn, and
         after each token of its draft or of a prompt that is scored, in order."""
         if self.config.recurrent is None:
-            return self._run(self._graphs["any"], scheduled)
+            return self._run(self._graph_for(scheduled), scheduled)
         # a recurrence goes along tokens of one sequence: decodes together, each prompt by itself
         parts = [[p] for p in scheduled if p.count > 1]
         decodes = [p for p in scheduled if p.count == 1]
-        found: dict[Request, Any] = {}
+        rows: dict[Request, Any] = {}
+        drawn: dict[Request, Sequence[int]] = {}
         for part in [*parts, decodes] if decodes else parts:
             graph = self._graphs["decode" if part is decodes else "prefill"]
-            rows = np.array(self._run(graph, part))  # a copy: the next run overwrites them
+            made = self._run(graph, part)
             picked = [p.request for p in part if p.rows]
-            found |= zip(picked, np.split(rows, len(picked)) if picked else [], strict=True)
-        ordered = [found[p.request] for p in scheduled if p.rows]
-        return np.concatenate(ordered) if ordered else np.zeros((0, self.config.vocab), np.float32)
+            if picked:  # a copy: the next run overwrites them
+                each_rows = np.split(np.array(on_host(made.logits)), len(picked))
+                rows |= zip(picked, each_rows, strict=True)
+            if picked and made.tokens is not None:
+                each = len(made.tokens) // len(picked)
+                drawn |= {r: made.tokens[i * each :][:each] for i, r in enumerate(picked)}
+        ordered = [p.request for p in scheduled if p.rows]
+        empty = np.zeros((0, self.config.vocab), np.float32)
+        return StepResult(
+            np.concatenate([rows[r] for r in ordered]) if ordered else empty,
+            [t for r in ordered for t in drawn[r]] if self.pool.draws else None,
+        )
 
-    def _run(self, graph: CompiledGraph, scheduled: Sequence[ScheduledTokens]) -> Any:
+    def _graph_for(self, scheduled: Sequence[ScheduledTokens]) -> CompiledGraph:
+        """The executable for so many tokens and rows of logits, or the least more."""
+        tokens = sum(part.count + len(part.draft) for part in scheduled)
+        rows = sum(part.rows for part in scheduled)
+        fitting = [w for w in self.pool.widths if max(tokens, rows) <= w]
+        return self._graphs[str(fitting[0]) if fitting and self.pool.draws else "any"]
+
+    def _run(self, graph: CompiledGraph, scheduled: Sequence[ScheduledTokens]) -> StepResult:
         ids: list[int] = []
         rows: list[int] = []
         positions: list[int] = []
@@ -91,12 +109,44 @@ class BatchRunner(ModelRunner):
             given["states"] = [part.request.row for part in scheduled]
             given["fresh"] = [part.request.done == 0 for part in scheduled]
         given |= {"table": self.page_table, "picked": picked}
-        inputs = {n: np.asarray(given[n], np.int32) for n in graph.input_names}
+        inputs = {n: np.asarray(given[n], np.int32) for n in graph.input_names if n in given}
+        if self.pool.draws:
+            return self._run_on_device(graph, inputs, *self.sampler.settings_of(scheduled))
         (logits,) = graph.run(inputs)
-        return logits[0]
+        return StepResult(logits[0])
+
+    def _run_on_device(
+        self, graph: CompiledGraph, inputs: dict[str, Any], rng: Any, settings: Any
+    ) -> StepResult:
+        """Logits stay on the device. Where there is code for exactly so many tokens, the last one
+        is repeated: it is computed, and written, once more."""
+        inputs |= {"rng": rng, "settings": settings}
+        count, executable = len(rng), graph.executable
+        entries = executable.manifest.inputs
+        for entry in entries:
+            inputs[entry.name] = _repeated(inputs[entry.name], entry.shape.dims)
+        sizes = {"picked": len(inputs["picked"]), "seq": inputs["ids"].shape[-1]}
+        sizes["runs"] = inputs["ids"].shape[0]
+        live = {n: sizes[n] for n in executable.lir.live}
+        graph.run_slots(*(inputs[entry.name] for entry in entries), sizes=live)
+        logits, tokens = (
+            executable.slot(executable.manifest.find(name), live) for name in ("logits", "tokens")
+        )
+        rows = logits.view(0, tokens.shape + logits.shape[-1:], logits.dtype)
+        return StepResult(DeviceRows(rows, 0, count), tokens.copy_out()[:count].tolist())
 
     def close(self) -> None:
         """Free executables, weights and KV cache."""
         self._graphs.clear()
         del self.sampler
         super().close()
+
+
+def _repeated(array: Any, dims: Sequence[Dim]) -> Any:
+    """An array whose last element of an axis is repeated where there are too few of them."""
+    for axis, (size, wanted) in enumerate(zip(array.shape, dims, strict=True)):
+        if isinstance(wanted, int) and size < wanted:
+            if not size:
+                return np.zeros([d if isinstance(d, int) else 0 for d in dims], array.dtype)
+            array = array.take([*range(size), *[size - 1] * (wanted - size)], axis)
+    return np.ascontiguousarray(array)

@@ -43,6 +43,7 @@ from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.reply import Reply, wake
 from rlx.models.batch.request import Request, Terms
 from rlx.models.batch.scheduler import ScheduledTokens, Scheduler, tokens_of
+from rlx.models.batch.step_result import on_host
 from rlx.models.batch.step_timer import SECONDS, StepTimer
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
@@ -96,7 +97,7 @@ class Engine(Unpicklable):
         asked["adapters"] = [*self.adapters.values()]
         on_device = get_backend(device).allocator.free_bytes()
         memory = (free_memory() if on_device is None else on_device) // 2
-        pool = KVPool.of(file, **asked, memory=memory)
+        pool = KVPool.of(file, **asked, memory=memory, device=device)
         self.runner = BatchRunner(pool, device, threads, bundle, progress)
         self.tokenizer, self.sampling = file.tokenizer(), recommended_sampling(file)
         is_recurrent = file.config.recurrent is not None  # then a prefix has a state beside pages
@@ -298,7 +299,8 @@ class Engine(Unpicklable):
             return
         start = time.perf_counter()
         wanted = [part for part in scheduled if part.rows]
-        rows = self.runner.run(scheduled)
+        result = self.runner.run(scheduled)
+        rows = result.logits
         accepted, errors = dict[Request, int](), dict[Request, Exception]()
         drawing: list[tuple[ScheduledTokens, int]] = []  # with the first of their rows
         at = 0
@@ -310,7 +312,9 @@ class Engine(Unpicklable):
             except Exception as error:  # of this request alone
                 errors[part.request] = error
             at = end
-        for (part, at), drawn in zip(drawing, self.runner.sampler.draw(drawing, rows), strict=True):
+        for (part, at), drawn in zip(
+            drawing, self.runner.sampler.draw(drawing, result), strict=True
+        ):
             try:
                 own = rows[at : at + 1 + len(part.draft)]
                 accepted[part.request] = self._receive(part, own, drawn)
@@ -335,7 +339,7 @@ class Engine(Unpicklable):
         """Score tokens of a prompt, if that is asked for. Whether a token is to be drawn."""
         request = part.request
         if request.scores is not None and request.scores.is_due:
-            request.scores.add(rows[: part.count])
+            request.scores.add(on_host(rows[: part.count]))
         if part.completes and not request.settings.max_tokens:
             request.end("length")
         return part.completes and not request.finished
@@ -351,7 +355,7 @@ class Engine(Unpicklable):
             else:
                 token = drawn[number]
                 request.rng[1] += 1
-            request.receive(token, row[0])
+            request.receive(token, on_host(row)[0] if request.settings.logprobs else None)
             if request.finished or token != expected:
                 break
         return number

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from rlx.backends.registry import get_backend
 from rlx.errors import InputError, UnsupportedError
-from rlx.ir.binding import UpTo
+from rlx.ir.binding import Size, UpTo
+from rlx.ir.dim import sym
 from rlx.ir.module import GraphModule
 from rlx.models.adapters import Adapter, AdapterShape, common_shape
 from rlx.models.arguments import require_count
@@ -25,6 +27,8 @@ MOST_REQUESTS = 1 << 16
 CHUNK = 512  # tokens of prompts in a run, at most
 MOST_DRAFTS = 32  # tokens of speculative decoding in a run, of all requests
 MIXED_CHUNK = 128  # beside decodes, before runs are measured
+_WIDTHS = (1, 4, 8, 64)  # tokens of a run for which devices have executables of their own
+_EXACT = 8  # up to so many, code for exactly so many rows reads weights at the memory's bandwidth
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,16 @@ class KVPool:
     kv: KVCacheType
     slots: int  # tokens of all of them, whole pages
     adapters: tuple[Adapter, ...] = ()  # a request has one of them, or none
+    draws: bool = False  # whether runs draw tokens too, so that logits stay where they are
 
     @staticmethod
     def of(
         model: ModelFile, *, requests: int | None = None, context: int | None = None,
         cache_tokens: int | None = None, kv: str | None = None, memory: int | None = None,
-        adapters: Sequence[Adapter] = (),
+        adapters: Sequence[Adapter] = (), device: str = "cpu",
     ) -> KVPool:  # fmt: skip
         """Checked, with defaults for what is not given; `memory` is the most that it may take."""
+        draws = not get_backend(device).allocator.is_host
         config = model.config
         requests, kv = REQUESTS if requests is None else requests, kv or "f16"
         require_count("requests", requests, most=MOST_REQUESTS)
@@ -59,7 +65,7 @@ class KVPool:
                 hint="load the model with rlx.load, for one request at a time",
             )  # fmt: skip
         wanted = requests * length if cache_tokens is None else cache_tokens
-        pool = KVPool(model, requests, length, cache, _whole(wanted), tuple(adapters))
+        pool = KVPool(model, requests, length, cache, _whole(wanted), tuple(adapters), draws)
         return pool if memory is None else pool._within(memory, cache_tokens is not None)
 
     def _within(self, memory: int, asked: bool) -> KVPool:
@@ -96,8 +102,9 @@ class KVPool:
 
     @property
     def spec(self) -> EntryPointSpec:
-        """One executable for any number of tokens: as fast as one for exactly so many. Where there
-        are recurrent layers, one for a token of each request, one for a chunk of a prompt."""
+        """One executable for any number of tokens: on the host it is as fast as one for exactly so
+        many. Devices have more for few tokens. Where there are recurrent layers, one for a token of
+        each request, one for a chunk of a prompt."""
         if self.model.config.recurrent is not None:
             decode = ModelVariant(seq=1).with_extra("runs", UpTo(self.requests))
             prefill = ModelVariant(seq=UpTo(CHUNK)).with_extra("runs", 1)
@@ -107,8 +114,18 @@ class KVPool:
                 self._build, {n: v.with_extra("picked", picked) for n, v in variants.items()}
             )
         variant = ModelVariant(seq=UpTo(self.most_tokens))
-        variant = variant.with_extra("picked", UpTo(self.picked))
-        return EntryPointSpec(self._build, {"any": variant})
+        variants = {"any": variant.with_extra("picked", UpTo(self.picked))}
+        if self.draws:
+            for count in self.widths:
+                size: Size = count if count <= _EXACT else UpTo(count)
+                variants[str(count)] = ModelVariant(seq=size).with_extra("picked", size)
+        return EntryPointSpec(self._build, variants)
+
+    @property
+    def widths(self) -> list[int]:
+        """Tokens of the executables for few of them: up to `_EXACT` exactly so many, and others
+        are repeated; then at most so many."""
+        return [n for n in _WIDTHS if n == 1 or n < 2 * self.requests]
 
     @cached_property
     def adapter_shape(self) -> AdapterShape | None:
@@ -132,7 +149,11 @@ class KVPool:
                 many, lora=self.adapter_shape,
             )  # fmt: skip
             x = net.pick(net.layers(arch, arch.embed(net, net.ids())))
-            return net, {"logits": net.head(x, last_only=False)}
+            logits = net.head(x, last_only=False)
+            if not self.draws:
+                return net, {"logits": logits}
+            rows = logits.reshape(sym("picked"), self.model.config.vocab)
+            return net, {"logits": logits, "tokens": _draw_rows(g, rows)}
 
         return define_graph(self.model.config.arch, build)
 
@@ -140,7 +161,8 @@ class KVPool:
         """All that is compiled, by the name of the entry point."""
         samplers = dict(sampler_spec(self.model.config.vocab, e) for e in SAMPLES)
         name, spec = self.rows_sampler
-        return {self.entry_point: self.spec, name: spec, **samplers}
+        rows = {} if self.draws else {name: spec}
+        return {self.entry_point: self.spec, **rows, **samplers}
 
     @property
     def picked(self) -> int:
@@ -154,16 +176,18 @@ class KVPool:
         def build() -> BuiltGraph:
             def draw(g: GraphModule) -> dict[str, Tensor]:
                 logits = g.input("logits", ["picked", self.model.config.vocab])
-                rng, settings = (
-                    g.input("rng", ["picked", 2], "u64"),
-                    g.input("settings", ["picked", 4]),
-                )
-                return {"tokens": g.sample(logits, rng, settings)[0]}
+                return {"tokens": _draw_rows(g, logits)}
 
             return BuiltGraph(GraphModule.define("draw", draw), {})
 
         variant = ModelVariant().with_extra("picked", UpTo(self.picked))
         return "rows-sample", EntryPointSpec(build, {"rows": variant})
+
+
+def _draw_rows(g: GraphModule, logits: Tensor) -> Tensor:
+    """A token for each row of logits [picked, vocab], with its own settings and random numbers."""
+    rng, settings = g.input("rng", ["picked", 2], "u64"), g.input("settings", ["picked", 4])
+    return g.sample(logits, rng, settings)[0]
 
 
 def sampler_spec(vocab: int, entry_point: EntryPoint) -> tuple[str, EntryPointSpec]:

@@ -17,6 +17,7 @@ import numpy as np
 from rlx.models.batch.kv_pool import KVPool, sampler_spec
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
+from rlx.models.batch.step_result import StepResult, as_argument
 from rlx.models.builder import SAMPLE, EntryPoint
 from rlx.models.bundle import EntryPointSpec
 from rlx.models.sampling import Penalties
@@ -29,15 +30,13 @@ _NO_RNG, _GREEDY = np.zeros(2, np.uint64), np.zeros(4, np.float32)
 class TokenSampler:
     """Not safe for several threads, but for `prepare`."""
 
-    def __init__(self, pool: KVPool, compile_entry_point: Compile, on_host: bool) -> None:
+    def __init__(self, pool: KVPool, compile_entry_point: Compile) -> None:
         self._vocab, self._compile = pool.model.config.vocab, compile_entry_point
         self._graphs: dict[str, CompiledGraph] = {}
         self._lock = threading.Lock()
         self._rows: CompiledGraph | None = None
-        if on_host:  # a device draws from rows that it has, one by one
+        if not pool.draws:  # a device draws in the run itself
             self._rows = compile_entry_point(*pool.rows_sampler)["rows"]
-        else:
-            self._graph(SAMPLE)
 
     def prepare(self, request: Request) -> None:
         """Compile what a request needs, in the thread of its caller: nobody else waits for it."""
@@ -47,21 +46,45 @@ class TokenSampler:
 
     def _is_joined(self, request: Request) -> bool:
         """Whether rows of a request are drawn with all others. A grammar is an input of its own,
-        and penalties of a draft's token depend on the token before."""
-        if self._rows is None:
-            return False
+        and penalties of a draft's token depend on the token before. A device draws from logits as
+        they are."""
         penalties = request.penalties
+        if self._rows is None:
+            return penalties is None
         return penalties is None or not (
             penalties.entry_point.grammar or request.settings.speculate
         )
 
+    def settings_of(self, scheduled: Sequence[ScheduledTokens]) -> tuple[Any, Any]:
+        """Random numbers [n, 2] and settings [n, 4] of all rows of a run, which draws itself."""
+        rng: list[Any] = []
+        settings: list[Any] = []
+        for part in scheduled:
+            rows = part.rows
+            drawn = min(rows, 1 + len(part.draft)) if part.completes else 0
+            joined = self._is_joined(part.request)
+            state = part.request.rng if joined else _NO_RNG
+            rng += [_NO_RNG] * (rows - drawn)
+            rng += [state + np.array([0, i], np.uint64) for i in range(drawn)]
+            settings += [_GREEDY] * (rows - drawn)
+            settings += [part.request.sampling if joined else _GREEDY] * drawn
+        found = np.array(rng, np.uint64).reshape(-1, 2)
+        return found, np.array(settings, np.float32).reshape(-1, 4)
+
     def draw(
-        self, drawing: Sequence[tuple[ScheduledTokens, int]], logits: Any
+        self, drawing: Sequence[tuple[ScheduledTokens, int]], result: StepResult
     ) -> list[list[int] | None]:
         """A token for each row of requests that complete, given with the first of their rows in
         the logits [n, vocab]; None for those that `draw_one` is for. RNGs are not advanced."""
         parts = [part for part, _ in drawing]
         joined = [self._is_joined(part.request) for part in parts]
+        logits, tokens_there = result.logits, result.tokens
+        if tokens_there is not None:
+            pairs = zip(drawing, joined, strict=True)
+            return [
+                list(tokens_there[at : at + 1 + len(part.draft)]) if is_joined else None
+                for (part, at), is_joined in pairs
+            ]
         if self._rows is None or not any(joined):
             return [None] * len(parts)
         places = [at + i for part, at in drawing for i in range(1 + len(part.draft))]
@@ -91,7 +114,7 @@ class TokenSampler:
         if penalties is not None:
             given |= penalties.inputs
         graph = self._graph(SAMPLE if penalties is None else penalties.entry_point)
-        token, request.rng = graph.run(logits=logits, **given)
+        token, request.rng = graph.run(logits=as_argument(logits), **given)
         return int(token[0])
 
     def _graph(self, entry_point: EntryPoint) -> CompiledGraph:

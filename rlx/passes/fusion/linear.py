@@ -20,8 +20,8 @@ from rlx.ir.dtype import f32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import REGISTRY, Op, on_register
+from rlx.ir.ops.activation import activation_ops, is_default
 from rlx.ir.ops.composite import decomposed
-from rlx.ir.ops.elementwise import activation_ops, is_default
 from rlx.ir.ops.fused import FusedMatMulBiasAct
 from rlx.ir.shape import Shape
 from rlx.passes.pattern import Match, OpPattern, Part, const, number, op

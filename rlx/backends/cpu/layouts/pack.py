@@ -4,6 +4,8 @@ The layout `panelW` cuts the columns of a weight [K, N] into panels of W, each [
 padded with zeros: [ceil(N / W), K, W]. `pairW` packs two weights (gate and up): each panel is W/2
 columns of the first, then the same columns of the second. `strassenW` and `twiceW` have sums of
 blocks after the panels, for one and for two levels of Strassen's algorithm (`gemm/strassen.py`).
+`tilesW` has pairs of k for dot products of two in tile registers: panels are [K / 2, W, 2], with K
+padded by zeros to a multiple of 32.
 """
 
 from __future__ import annotations
@@ -18,23 +20,31 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
+from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import quiet, require_indices, require_rank, require_same, rounded
-from rlx.ir.ops.elementwise import activate, activation_flops, require_activation
+from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.matmul import grouped_cost, matmul_cost, require_routes, widened
 from rlx.ir.shape import Shape
 
 _T = TypeVar("_T")
+_Size = TypeVar("_Size", int, Dim)
 _BYTES_PER_THREAD = 1 << 22  # worth starting a thread for
-_LAYOUT = re.compile(r"(panel|pair|strassen|twice)([1-9]\d*)$")
+_LAYOUT = re.compile(r"(panel|pair|strassen|twice|tiles)([1-9]\d*)$")
 _LEVELS = ("panel", "strassen", "twice")
+TILE_K = 32  # of the products of a tile
 
 
 class Layout(NamedTuple):
     width: int  # of a panel
     is_pair: bool  # gate and up in each panel
     levels: int  # of Strassen's algorithm that it has sums of blocks for
+    tiles: bool = False  # pairs of k lie together
+
+    def depth(self, k: _Size) -> _Size:
+        """K of a panel, for a weight of k rows."""
+        return (k + (TILE_K - 1)) // TILE_K * TILE_K if self.tiles else k
 
     @property
     def columns(self) -> int:
@@ -50,6 +60,10 @@ def strassen_layout(width: int, levels: int) -> str:
     return f"{_LEVELS[levels]}{width}"
 
 
+def tiles_layout(width: int) -> str:
+    return f"tiles{width}"
+
+
 def read_layout(layout: str, where: str) -> Layout:
     found = _LAYOUT.match(layout)
     if found is None or (found[1] == "pair" and int(found[2]) % 2):
@@ -57,10 +71,11 @@ def read_layout(layout: str, where: str) -> Layout:
             "unknown layout",
             where=f"{where}.layout",
             got=layout,
-            expected="panelW, strassenW, twiceW, or pairW with W even",
+            expected="panelW, strassenW, twiceW, tilesW, or pairW with W even",
         )
-    is_pair = found[1] == "pair"
-    return Layout(int(found[2]), is_pair, 0 if is_pair else _LEVELS.index(found[1]))
+    kind = found[1]
+    levels = _LEVELS.index(kind) if kind in _LEVELS else 0
+    return Layout(int(found[2]), kind == "pair", levels, kind == "tiles")
 
 
 @op("pack_matmul")
@@ -94,7 +109,7 @@ class PackMatMul(Op):
                 expected = f"K a multiple of {parts} and N of {parts * columns}"
                 raise ShapeError("not a weight of whole blocks", got=w, expected=expected)
             panels = whole_panels(n // columns, layout.levels)
-        return w.with_dims((*outer, panels, k, layout.width))
+        return w.with_dims((*outer, panels, layout.depth(k), layout.width))
 
     def reference(self, w: Array, up: Array | None = None) -> Array:
         layout = read_layout(self.layout, self.name)
@@ -102,13 +117,21 @@ class PackMatMul(Op):
         *outer, k, n = w.shape
         panels = -(-n // columns)
         whole = whole_panels(panels, layout.levels)
-        packed = _zeros((*outer, whole, k, layout.width), w.dtype)
-        _fill(packed[..., :panels, :, :columns], w)
+        packed = _zeros((*outer, whole, layout.depth(k), layout.width), w.dtype)
+        _fill(packed[..., :panels, :k, :columns], w)
+        if layout.tiles:
+            packed[...] = _interleaved(packed, (-1, 2, layout.width))
         if up is not None:
             _fill(packed[..., columns:], up)
         if layout.levels:
             add_sums(packed, panels, layout.levels)
         return packed
+
+
+def _interleaved(packed: Array, shape: tuple[int, int, int]) -> Array:
+    """Rows of k [..., K, W] to pairs, or back."""
+    pairs = packed.reshape(*packed.shape[:-2], *shape).swapaxes(-1, -2)
+    return np.ascontiguousarray(pairs).reshape(packed.shape)
 
 
 def _zeros(dims: tuple[int, ...], dtype: Any) -> Array:
@@ -157,8 +180,10 @@ def _fill_panels(panels: Array, w: Array) -> None:
 
 
 def unpack(packed: Array, layout: str, n: int) -> tuple[Array, ...]:
-    """The weights [..., K, N] that `packed` holds."""
+    """The weights [..., K, N] that `packed` holds; K may be padded."""
     found = read_layout(layout, "unpack")
+    if found.tiles:
+        packed = _interleaved(packed, (-1, found.width, 2))
     columns = found.columns
     parts = [packed[..., :columns], packed[..., columns:]] if found.is_pair else [packed]
     if found.levels:
@@ -280,7 +305,8 @@ class PackedMatMul(Op):
         bias, residual = self.extras(bias, residual)
         require_rank(packed, 3, "packed")
         require_same(x.dims[-1], self.k, "columns of x")
-        require_same(packed.dims[1], self.k, "rows of the packed weight")
+        depth = read_layout(self.layout, self.name).depth(self.k)
+        require_same(packed.dims[1], depth, "rows of the packed weight")
         dims = (*x.dims[:-1], self.n)
         if bias is not None:
             require_same(bias.num_elements, self.n, "elements of bias")
@@ -308,7 +334,7 @@ class PackedMatMul(Op):
         given = [DType.of(a.dtype) for a in (x, packed, bias, residual) if a is not None]
         dtype = self.dtype or promote(*given)
         first, *second = unpack(packed, self.layout, self.n)
-        x, first, *second = widened(dtype, x, first, *second)
+        x, first, *second = widened(dtype, x, first[: self.k], *second)
         with quiet():
             out = x @ first
             if self.scale != 1.0:

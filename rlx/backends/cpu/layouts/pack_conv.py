@@ -17,8 +17,8 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f32, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import compute, quiet, rounded
+from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.conv import Conv, ConvTranspose, Window
-from rlx.ir.ops.elementwise import activate, activation_flops, require_activation
 from rlx.ir.shape import Shape
 
 

@@ -33,8 +33,8 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
+from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.dequant import lookup_cost, packed_columns
-from rlx.ir.ops.elementwise import activate, activation_flops, require_activation
 from rlx.ir.ops.matmul import grouped_cost, matmul_cost, require_routes
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape

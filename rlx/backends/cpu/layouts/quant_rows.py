@@ -13,7 +13,9 @@ where that is enough, with arbitrary padding. Inside a tile everything is 4-byte
                 of 32
 
 Where a layout is paired, for matrix products of 8 codes (i8mm), the words of codes lie two by two,
-`[pair][row][2]`; the metadata does not.
+`[pair][row][2]`; the metadata does not. Where it is a matrix layout, for tile registers (AMX), full
+tiles have the codes of a block row by row, `[row][word]`; remainder rows take one tile more, unless
+there is a single one.
 
 A code is round(x / scale) with scale = max|x| / 127 over the block (63 for 7 bits). Pairs of sums
 hold runs (0, 2), (1, 3), (4, 6), (5, 7), ...: the order in which byte scales widen to pairs.
@@ -50,13 +52,15 @@ class RowLayout:
     block: int
     tile: int
     paired: bool = False
+    matrix: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.block}x{self.tile}{'p' * self.paired}"
+        order = "p" if self.paired else "m" if self.matrix else ""
+        return f"{self.kind}{self.block}x{self.tile}{order}"
 
     @staticmethod
     def parse(text: str, where: str) -> RowLayout:
-        found = re.fullmatch(r"(block|shared|unsigned|superblock)(\d+)x([1-9]\d*)(p?)", text)
+        found = re.fullmatch(r"(block|shared|unsigned|superblock)(\d+)x([1-9]\d*)([pm]?)", text)
         kind, size = (found[1], int(found[2])) if found else ("", 0)
         runs = size > 0 and size % RUN == 0
         fits = {"block": True, "shared": runs, "unsigned": runs, "superblock": size == SUPERBLOCK}
@@ -67,9 +71,10 @@ class RowLayout:
                 got=text,
                 expected=f"blockBxT, sharedBxT or unsignedBxT (B a multiple of {RUN}), "
                 f"or superblock{SUPERBLOCK}xT",
-                hint="p at its end: words of codes lie in pairs",
+                hint="p at its end: words of codes lie in pairs; m: row by row",
             )  # fmt: skip
-        return RowLayout(found[1], int(found[2]), int(found[3]), found[4] == "p")
+        order = found[4]
+        return RowLayout(found[1], int(found[2]), int(found[3]), order == "p", order == "m")
 
     def size(self, k: int) -> int:
         """Codes of a block of a row of k."""
@@ -91,6 +96,12 @@ class RowLayout:
         """What codes have added."""
         return OFFSET if self.kind == "unsigned" else 0
 
+    def words_together(self, width: int, k: int) -> int:
+        """Words of codes of a row that lie together in a tile of `width` rows of k."""
+        if self.matrix and width == self.tile:
+            return self.size(k) // 4
+        return 2 if self.paired else 1
+
     def row_bytes(self, k: int) -> int:
         if k == 0:
             return 0
@@ -103,8 +114,9 @@ class RowLayout:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Tile sizes. Each one is compiled; two or three rows take no more time than four."""
-        return (*[s for s in (1, 4) if s < self.tile], self.tile)
+        """Tile sizes. Each one is compiled; two or three rows take no more time than four, and in
+        tile registers no more than a full tile."""
+        return (*[s for s in ((1,) if self.matrix else (1, 4)) if s < self.tile], self.tile)
 
 
 def quantize_rows(layout: RowLayout, x: Array) -> Array:
@@ -117,9 +129,10 @@ def quantize_rows(layout: RowLayout, x: Array) -> Array:
         part = words[start : start + width]
         tile = np.zeros((*part.shape[1:], width), np.uint32)
         tile[..., : len(part)] = part.transpose(1, 2, 0)
-        if layout.paired:
-            words_of_codes = layout.size(k) // 4
-            tile[:, :words_of_codes] = _swapped(tile[:, :words_of_codes], (-1, 2, width))
+        pitch = layout.words_together(width, k)
+        if pitch > 1:
+            codes = layout.size(k) // 4
+            tile[:, :codes] = _swapped(tile[:, :codes], (-1, pitch, width))
         out[at : at + tile.nbytes] = tile.reshape(-1).view(np.uint8)
         at += tile.nbytes
     return out.reshape(rows + layout.tile - 1, layout.row_bytes(k))
@@ -134,22 +147,21 @@ def dequantized_rows(layout: RowLayout, packed: Array, rows: int, k: int) -> Arr
         words = _words(flat[at:end])
         shape = k // size if size else 0, size // 4 + layout.meta, width
         lines = words.reshape(shape)
-        if layout.paired:
-            paired = _swapped(lines[:, : size // 4], (-1, width, 2))
-            lines = np.concatenate([paired, lines[:, size // 4 :]], axis=1)
+        pitch = layout.words_together(width, k)
+        if pitch > 1:
+            codes = _swapped(lines[:, : size // 4], (-1, width, pitch))
+            lines = np.concatenate([codes, lines[:, size // 4 :]], axis=1)
         tile = lines.transpose(2, 0, 1)[: rows - start]
-        codes = np.ascontiguousarray(tile[..., : size // 4]).view(np.int8)
+        numbers = np.ascontiguousarray(tile[..., : size // 4]).view(np.int8) - layout.offset
         scale = np.ascontiguousarray(tile[..., size // 4]).view(np.float32)
         with np.errstate(invalid="ignore"):
-            out[start : start + width] = ((codes - layout.offset) * scale[..., None]).reshape(
-                len(tile), k
-            )
+            out[start : start + width] = (numbers * scale[..., None]).reshape(len(tile), k)
         at = end
     return out
 
 
 def _swapped(words: Array, shape: tuple[int, int, int]) -> Array:
-    """Words of codes [block, word, row] to pairs, or back."""
+    """Words of codes [block, word, row] to groups of words, or back."""
     inner = words.reshape(len(words), *shape).swapaxes(-1, -2)
     return np.ascontiguousarray(inner).reshape(words.shape)
 

@@ -23,8 +23,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
+from rlx.ir.ops.activation import activation_ops, is_default
 from rlx.ir.ops.conv import ConvTranspose
-from rlx.ir.ops.elementwise import activation_ops, is_default
 from rlx.ir.shape import Shape
 from rlx.llvm.target import Target
 from rlx.passes.rewrite import Editor

@@ -2,7 +2,8 @@
 
 lower_gemm                  matmul ops to kernels: strides, choice of kernel, scratch
 pack_weights                graph rewrite: constant weights packed into panels once
-gemm                        operands packed; the loops over blocks of MC x KC and panels of NR
+gemm                        the loops over blocks of MC x KC and panels of NR
+pack_operands               blocks and panels in the order of the micro-kernel
 microkernel, epilogue       the MR x NR register tile, and what follows it
 gemv                        one row: forms for either unit stride of the weight; a single column
 grouped_gemm                rows routed to experts

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.ir.dtype import DType
-from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
+from rlx.llvm.builder import Function, Module, Type, Value, i32, i64, ptr
 from rlx.llvm.nest.elements import activate
 from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
@@ -34,6 +35,41 @@ class Epilogue:
     def columns(self, shape: TileShape) -> int:
         """Columns of the result that one panel gives."""
         return shape.nr // 2 if self.pair else shape.nr
+
+
+def finish(
+    f: Function, e: Epilogue, value: Value, operand: Callable[[str], Value],
+    up: Callable[[], Value] | None = None,
+) -> Value:  # fmt: skip
+    """The epilogue of sums of products; `operand` loads what stands beside them."""
+    if e.scale != 1.0:
+        value = value * e.scale
+    if e.bias is not None:
+        value = value + operand("bias")
+    value = activate(e.activation, value)
+    if up is not None:
+        value = value * up()
+    if e.residual is not None:
+        value = value + operand("residual")
+    return value
+
+
+class RowEpilogue:
+    """The epilogue of one row of results; `args` are the names of the kernel's args, in order."""
+
+    def __init__(self, f: Function, e: Epilogue, args: Sequence[str], acc: Type) -> None:
+        self.f, self.e, self.acc = f, e, acc
+        self.bases = {name: f.arg(f["args"], args.index(name)) for name in e.args}
+
+    def apply(self, value: Value, column: Value, lanes: int) -> Value:
+        """The results of the sums in `lanes` columns from `column` on."""
+        return finish(self.f, self.e, value, partial(self._operand, column, lanes))
+
+    def _operand(self, column: Value, lanes: int, name: str) -> Value:
+        dtype = self.e.bias if name == "bias" else self.e.residual
+        assert dtype is not None
+        address = self.f.gep(self.bases[name], column, memory_type(dtype))
+        return load(self.f, address, dtype, lanes, self.acc)
 
 
 def emit_epilogue(
@@ -125,13 +161,5 @@ class _EpilogueEmitter:
             return load(f, address, self._dtype(name), g.lanes, g.acc)
 
         value = f.load(tile, g.acc.with_lanes(g.lanes))
-        if e.scale != 1.0:
-            value = value * e.scale
-        if e.bias is not None:
-            value = value + operand("bias")
-        value = activate(e.activation, value)
-        if e.pair:
-            value = value * f.load(tile, value.type, g.row_bytes // 2)
-        if e.residual is not None:
-            value = value + operand("residual")
-        return value
+        up = partial(f.load, tile, value.type, g.row_bytes // 2) if e.pair else None
+        return finish(f, e, value, operand, up)

@@ -4,9 +4,6 @@ x is cut into blocks of MC rows that stay packed in the L2 cache, w into panels 
 into blocks of KC. A unit of work is one row block against one panel; each worker takes a contiguous
 range of units, so that a row block is packed once per range. Partial sums between k blocks are kept
 in memory, as tiles.
-
-Operands of any strides are packed as `[kc][width]` for the micro-kernel. "Rows" are rows of x or
-columns of w, the axis that is not k: element k of row i goes to element k * width + i.
 """
 
 from __future__ import annotations
@@ -16,114 +13,13 @@ from typing import NamedTuple
 
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
 from rlx.backends.cpu.kernels.gemm.microkernel import MicroKernels, TileShape
+from rlx.backends.cpu.kernels.gemm.pack_operands import emit_pack
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType, f32
-from rlx.llvm.builder import Function, Module, Type, Value, i32, i64, ptr, vec
-from rlx.llvm.storage import LINE, compute_type, memory_type, widen
+from rlx.llvm.builder import Function, Module, Value, i64, ptr
+from rlx.llvm.storage import LINE, compute_type, memory_type
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
-
-_UNROLL = 4  # k of two rows that are interleaved at once
-
-
-def emit_pack(
-    m: Module, name: str, dtype: DType, compute: Type | None, unit: str, routed: bool = False
-) -> Function:
-    """void pack(ptr src, i64 stride_mn, i64 stride_k, i64 rows, i64 kc, ptr dst, i64 width,
-    ptr route)
-
-    Strides are bytes; `unit` is the axis with unit stride ("k", "m", "n" or "none"). Elements are
-    converted to `compute`, or kept when that is None. When `routed`, rows are gathered in the order
-    of `route`, i32 row numbers.
-    """
-    params = [("src", ptr), ("stride_mn", i64), ("stride_k", i64), ("rows", i64), ("kc", i64)]
-    params += [("dst", ptr), ("width", i64), ("route", ptr)]
-    f = m.function(name, params, internal=True)
-    pack = _Pack(f, dtype, compute, routed)
-    if unit == "k":
-        for is_row in f.either(f["width"].eq(1)):
-            if is_row:
-                pack.copy_row()
-            else:
-                pack.interleave()
-    elif unit in ("m", "n"):
-        pack.copy_columns()
-    else:
-        pack.copy_strided()
-    return f
-
-
-class _Pack:
-    def __init__(self, f: Function, dtype: DType, compute: Type | None, routed: bool) -> None:
-        self.f, self.dtype, self.compute, self.routed = f, dtype, compute, routed
-        self.raw = memory_type(dtype)
-        self.type = compute or self.raw
-
-    def read(self, address: Value, lanes: int) -> Value:
-        value = self.f.load(address, vec(lanes, self.raw))
-        return value if self.compute is None else widen(self.f, value, self.dtype, self.compute)
-
-    def row(self, i: Value) -> Value:
-        """Where row i begins."""
-        f = self.f
-        if self.routed:
-            i = f.load(f.gep(f["route"], i, i32), i32).to(i64)
-        return f.gep(f["src"], i * f["stride_mn"])
-
-    def to(self, index: Value) -> Value:
-        return self.f.gep(self.f["dst"], index, self.type)
-
-    def copy_row(self) -> None:
-        """One row: a contiguous copy."""
-        f, kc = self.f, self.f["kc"]
-        lanes = f.target.lanes(32)
-        row, whole = self.row(f.i64(0)), kc - kc.urem(lanes)
-        for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, kc)):
-            for k in f.range(lo, hi, step):
-                f.store(self.read(f.gep(row, k, self.raw), step), self.to(k))
-
-    def interleave(self) -> None:
-        """Two rows at a time: vectors along k are interleaved into pairs."""
-        f = self.f
-        last = f["rows"] - 1
-        whole = f["kc"] - (f["kc"] & (_UNROLL - 1))
-        for i in f.range(0, f["rows"], 2):
-            first, second = self.row(i), self.row(f.min(i + 1, last))
-            for k in f.range(0, whole, _UNROLL):
-                self._pairs(i, k, f.gep(first, k, self.raw), f.gep(second, k, self.raw))
-            for k in f.range(whole, f["kc"]):
-                to = self.to(k * f["width"] + i)
-                f.store(self.read(f.gep(first, k, self.raw), 1), to)
-                f.store(self.read(f.gep(second, k, self.raw), 1), to, self.type.bytes)
-
-    def _pairs(self, i: Value, k: Value, first: Value, second: Value) -> None:
-        f = self.f
-        both = f.interleave(self.read(first, _UNROLL), self.read(second, _UNROLL))
-        to = self.to(k * f["width"] + i)
-        for u in range(_UNROLL):
-            f.store(f.slice(both, 2 * u, 2), to)
-            to = f.gep(to, f["width"], self.type)
-
-    def copy_columns(self) -> None:
-        """Rows are contiguous at each k: whole vectors, then the remainder."""
-        f = self.f
-        lanes = f.target.vector_bits // self.type.bits
-        whole = f["rows"] - f["rows"].urem(lanes)
-        for k in f.range(0, f["kc"]):
-            row = f.gep(f["src"], k * f["stride_k"])
-            start = k * f["width"]
-            for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, f["rows"])):
-                for i in f.range(lo, hi, step):
-                    f.store(self.read(f.gep(row, i, self.raw), step), self.to(start + i))
-
-    def copy_strided(self) -> None:
-        f = self.f
-        for i in f.range(0, f["rows"]):
-            row = self.row(i)
-            for k in f.range(0, f["kc"]):
-                value = self.read(f.gep(row, k * f["stride_k"]), 1)
-                f.store(value, self.to(k * f["width"] + i))
-
 
 MC = 192  # rows of a packed block of x
 KC = 384  # k of a block: packed rows and a panel fit in an L2 cache of 512 kB
@@ -131,6 +27,7 @@ NARROW_KC = 256  # k of several blocks with narrow panels: a tile's rows and a p
 PANEL_GROUP = 32  # panels whose partial sums are kept between k blocks
 NARROW_GROUP = 16  # the same of narrow panels: sums and rows fit in an L2 cache of 512 kB
 _BLOCK_OVERHEAD = 3  # cost of starting a unit of work, in rows
+_PACKING_MC, _PACKING = 256, 16  # the same where each row block packs the panels of w anew
 _POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "table"])
 
 
@@ -218,7 +115,7 @@ class Gemm(KernelSpec):
         """Bytes each worker needs when there are at most `rows` rows."""
         g, k = self.tile_shape(target), max(k, 1)
         kc = min(k, KC)
-        tall = round_up(min(rows, MC), g.mr)
+        tall = round_up(min(rows, _PACKING_MC if self.packs_w else MC), g.mr)
         size = 0 if self.reads_x_in_place else tall * kc
         if not self.packs_w and not self.reads_x_in_place:
             size = max(size, round_up(min(rows, g.mr), 2) * k)
@@ -271,7 +168,8 @@ class GemmEmitter:
         if spec.packs_w:
             compute = None if spec.panel is spec.w else memory_type(spec.panel)
             unit = "n" if spec.packed else spec.w_unit
-            self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit)
+            whole = self.columns if spec.w_unit == "n" and not spec.packed else 0
+            self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit, panel=whole)
         self.epilogue = emit_epilogue(m, g, spec.epilogue, spec.args, routed)
         self.f = m.kernel()
         self.given = {name: self.arg(self.f, name) for name in spec.args}
@@ -292,7 +190,8 @@ class GemmEmitter:
         batches = batch_count(f, self.given, self.spec.batch)
         mc = self["m"]
         if not self.spec.single_row:
-            mc = self.choose_mc(mc, batches * panels, self.m.tunable("block_rows", MC, 96, 128))
+            most = _PACKING_MC if self.spec.packs_w else MC
+            mc = self.choose_mc(mc, batches * panels, self.m.tunable("block_rows", most, 96, 128))
         self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], mc)
         self.split_work(batches, mc, panels, self.row_block)
 
@@ -322,14 +221,14 @@ class GemmEmitter:
         f = self.f
         workers = f["nth"].to(i64)
         least = f.max(f.ceil_div(rows, most), 1)
-
+        overhead = _PACKING if self.spec.packs_w else _BLOCK_OVERHEAD
         end = f.select(rows > self.g.mr, least + workers, least + 1)
         found = f.carry([f.i64(1 << 62), rows])
         for row_blocks in found.range(least, end):
             cost, best = found.values
             each = (rows + row_blocks - 1).udiv(row_blocks)
             rounds = (columns * row_blocks + workers - 1).udiv(workers)
-            this = rounds * (each + _BLOCK_OVERHEAD)
+            this = rounds * (each + overhead)
             found.values = [f.min(this, cost), f.select(this < cost, each, best)]
         return f.max(found.values[1], 1)
 

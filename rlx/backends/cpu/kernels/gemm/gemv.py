@@ -7,6 +7,8 @@ One row has the bits that GEMM gives it among others, so products are added in t
 dot form does not: it is for one column of w alone, whatever the number of rows, which take turns
 as "columns".
 
+Behind the sums comes the epilogue of the fused op, as in GEMM.
+
 Several columns are taken together, one lane each: square tiles of them are transposed in registers.
 A sum then takes k in order, one fma each, and has the bits that the micro-kernel gives it.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, RowEpilogue
 from rlx.backends.cpu.kernels.gemm.gemm import batch_args, batch_count, batch_start
 from rlx.backends.cpu.kernels.gemm.microkernel import multiply_add
 from rlx.backends.cpu.kernels.loops.transpose_tiles import transposed
@@ -181,9 +184,29 @@ def _sum(values: list[Value]) -> Value:
     return total
 
 
+def _numbers_and_places(
+    f: Function, args: Sequence[str], epilogue: Epilogue | None
+) -> dict[str, Value]:
+    """The kernel's args beside those of the epilogue."""
+    own = args[: len(args) - len(epilogue.args)] if epilogue else args
+    return {name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(own)}
+
+
+def _row_epilogue(
+    f: Function, args: Sequence[str], epilogue: Epilogue | None, acc: Type
+) -> RowEpilogue | None:
+    return None if epilogue is None else RowEpilogue(f, epilogue, args, acc)
+
+
 @dataclass(frozen=True)
 class GemvColumns(GemvDot):
-    """The result and args of `GemvDot`; sums are in the order of k."""
+    """The result and args of `GemvDot`, and those of the epilogue; sums are in the order of k."""
+
+    epilogue: Epilogue | None = None
+
+    @property
+    def args(self) -> list[str]:
+        return [*super().args, *(self.epilogue.args if self.epilogue else ())]
 
     def emit(self, m: Module) -> None:
         _GemvColumnsEmitter(self, m).emit()
@@ -194,10 +217,11 @@ class _GemvColumnsEmitter:
         f = self.f = m.kernel()
         self.spec, self.acc = spec, compute_type(spec.out)
         self.dots = ColumnDots(f, spec.x, spec.w, self.acc)
-        self.given = {
-            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
-        }
+        self.given = _numbers_and_places(f, spec.args, spec.epilogue)
+        self.epilogue = _row_epilogue(f, spec.args, spec.epilogue, self.acc)
         self.edge = f.alloca(COLUMNS * memory_type(spec.out).bytes)
+        if self.epilogue is not None:
+            self.sums = f.alloca(COLUMNS * self.acc.bytes)
 
     def emit(self) -> None:
         f, given, axes, count = self.f, self.given, self.spec.batch, COLUMNS
@@ -214,6 +238,10 @@ class _GemvColumnsEmitter:
             sums = self.dots.dots(x, columns, given["k"])
             out = f.gep(given["out"], batch * n + first, out_type)
             whole = first + count <= n
+            if self.epilogue is not None:
+                for is_whole in f.either(whole):
+                    self._finish(sums, first, out, n - first, is_whole, self.epilogue)
+                continue
             self._store(sums, f.select(whole, out, self.edge))
             f.if_(~whole, partial(self._copy_edge, out, n - first))
 
@@ -221,6 +249,23 @@ class _GemvColumnsEmitter:
         size = self.dots.lanes * memory_type(self.spec.out).bytes
         for i, value in enumerate(sums):
             store(self.f, value, to, self.spec.out, i * size)
+
+    def _finish(
+        self, sums: list[Value], first: Value, out: Value, count: Value, is_whole: bool,
+        epilogue: RowEpilogue,
+    ) -> None:  # fmt: skip
+        """The epilogue of sums in columns from `first` on; only `count` columns are there."""
+        f, lanes, out_type = self.f, self.dots.lanes, memory_type(self.spec.out)
+        if is_whole:
+            found = [epilogue.apply(s, first + i * lanes, lanes) for i, s in enumerate(sums)]
+            self._store(found, out)
+            return
+        for i, value in enumerate(sums):
+            f.store(value, self.sums, i * lanes * self.acc.bytes)
+        for at in f.range(0, count):
+            total = f.load(f.gep(self.sums, at, self.acc), self.acc)
+            result = epilogue.apply(total, first + at, 1)
+            store(f, result, f.gep(out, at, out_type), self.spec.out)
 
     def _copy_edge(self, out: Value, count: Value) -> None:
         f, type_ = self.f, memory_type(self.spec.out).as_int
@@ -240,10 +285,12 @@ class GemvAxpy(KernelSpec):
     w: DType
     out: DType
     batch: int = 0
+    epilogue: Epilogue | None = None
 
     @property
     def args(self) -> list[str]:
-        return ["x", "w", "out", "n", "k", "x_stride_k", "w_stride_k", *batch_args(self.batch)]
+        sizes = ["x", "w", "out", "n", "k", "x_stride_k", "w_stride_k", *batch_args(self.batch)]
+        return [*sizes, *(self.epilogue.args if self.epilogue else ())]
 
     def emit(self, m: Module) -> None:
         _GemvAxpyEmitter(self, m).emit()
@@ -254,9 +301,8 @@ class _GemvAxpyEmitter:
         f = self.f = m.kernel()
         self.spec, self.acc = spec, compute_type(spec.out)
         self.lanes = m.target.lanes(self.acc.bits)
-        self.given = {
-            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
-        }
+        self.given = _numbers_and_places(f, spec.args, spec.epilogue)
+        self.epilogue = _row_epilogue(f, spec.args, spec.epilogue, self.acc)
         self.block = f.alloca(_MAX_COLUMNS * self.acc.bytes)
 
     def emit(self) -> None:
@@ -271,7 +317,7 @@ class _GemvAxpyEmitter:
             x, w = batch_start(f, self.given, self.spec.batch, batch)
             w = f.gep(w, first, memory_type(self.spec.w))
             out = f.gep(self.given["out"], batch * n + first, memory_type(self.spec.out))
-            self._block(x, w, out, f.min(per, n - first))
+            self._block(x, w, out, first, f.min(per, n - first))
 
     def _columns_per_block(self, n: Value, batches: Value) -> Value:
         """Columns of a block: whole vectors, and enough blocks for all workers."""
@@ -280,7 +326,7 @@ class _GemvAxpyEmitter:
         share = (n * batches + workers - 1).udiv(workers)
         return f.min(f.ceil_div(f.max(share, 1), 64) * 64, _MAX_COLUMNS)
 
-    def _block(self, x: Value, w: Value, out: Value, columns: Value) -> None:
+    def _block(self, x: Value, w: Value, out: Value, first: Value, columns: Value) -> None:
         f, spec, k = self.f, self.spec, self.given["k"]
         for at, lanes in self._vectors(columns):
             f.store(f.const(0, vec(lanes, self.acc)), f.gep(self.block, at, self.acc))
@@ -292,6 +338,8 @@ class _GemvAxpyEmitter:
                 )
         for at, lanes in self._vectors(columns):
             value = f.load(f.gep(self.block, at, self.acc), vec(lanes, self.acc))
+            if self.epilogue is not None:
+                value = self.epilogue.apply(value, first + at, lanes)
             store(f, value, f.gep(out, at, memory_type(spec.out)), spec.out)
 
     def _vectors(self, columns: Value) -> Iterator[tuple[Value, int]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rlx.backends.cpu.kernels.gemm.bf16_gemm import Bf16Gemm
 from rlx.backends.cpu.kernels.gemm.complex_gemm import ComplexGemm
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.gemm.gemm import Gemm
@@ -195,7 +196,11 @@ def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     if node.output.dtype.kind == "complex":
         columns_contiguous = problem.w_unit == "n"
         return [
-            _scratchless_step(node, problem, ComplexGemm(columns_contiguous, len(problem.batch)))
+            _scratchless_step(
+                node,
+                problem,
+                ComplexGemm(columns_contiguous, len(problem.batch), node.output.dtype),
+            )
         ]
     kind = _gemv_kind(problem, single_column) if problem.m == 1 else None
     if kind is not None:
@@ -214,10 +219,11 @@ def _gemv_kind(problem: GemmProblem, single_column: bool) -> type[GemvDot | Gemv
 
 
 def _scratchless_step(
-    node: Node, problem: GemmProblem, spec: ComplexGemm | GemvDot | GemvAxpy
-) -> KernelLaunch:
+    node: Node, problem: GemmProblem, spec: ComplexGemm | GemvDot | GemvAxpy,
+    given: Mapping[str, KernelArg] | None = None,
+) -> KernelLaunch:  # fmt: skip
     """A step of a kernel without scratch."""
-    args = problem.args() | {"out": Pointer(node.output)}
+    args = problem.args() | {"out": Pointer(node.output)} | dict(given or {})
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     return KernelLaunch(
         spec, [args[w] for w in spec.args], node.inputs, node.outputs, flops=cost.flops,
@@ -232,14 +238,6 @@ def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, KernelArg
     values = dict(zip(names, node.inputs[2:], strict=True))
     bias, residual = (values[n].dtype if n in values else None for n in ("bias", "residual"))
     return bias, residual, {n: Pointer(v) for n, v in values.items()}
-
-
-def _bias_act(node: Node) -> tuple[GemmProblem, Gemm, dict[str, KernelArg]]:
-    op: Any = node.op
-    bias, residual, args = _extras(node)
-    problem = contiguous_problem(node)
-    epilogue = Epilogue(node.output.dtype, op.activation, bias, residual)
-    return problem, spec_of(problem, epilogue), args
 
 
 def _swiglu(node: Node) -> tuple[GemmProblem, Gemm, dict[str, KernelArg]]:
@@ -260,11 +258,12 @@ def _packed_gemm(node: Node) -> tuple[GemmProblem, Gemm, dict[str, KernelArg]]:
     if layout.levels:
         kind = StrassenTwice if layout.levels > 1 else Strassen
         return problem, kind(x.dtype, w.dtype, epilogue), args
+    if layout.tiles:
+        return problem, Bf16Gemm(x.dtype, w.dtype, epilogue), args
     return problem, spec_of(problem, epilogue, packed=True), args
 
 
 _FUSED_GEMMS = {
-    "fused_matmul_bias_act": _bias_act,
     "fused_swiglu": _swiglu,
     "packed_matmul": _packed_gemm,
 }
@@ -286,6 +285,34 @@ def _is_native(node: Node) -> bool:
 def lower_fused_gemm(node: Node, ctx: Context) -> list[KernelLaunch]:
     problem, spec, args = _FUSED_GEMMS[node.op.name](node)
     return [gemm_launch(node, ctx, problem, spec, args)]
+
+
+def _bias_act_epilogue(node: Node) -> tuple[Epilogue, dict[str, KernelArg]]:
+    op: Any = node.op
+    bias, residual, args = _extras(node)
+    return Epilogue(node.output.dtype, op.activation, bias, residual), args
+
+
+def _bias_act_scratch(node: Node, target: Target, threads: int) -> int:
+    problem = contiguous_problem(node)  # rows of w cost no more scratch than columns
+    return (
+        worker_bytes(problem, spec_of(problem, _bias_act_epilogue(node)[0]), target, node) * threads
+    )
+
+
+@lowers(
+    "fused_matmul_bias_act", when=_is_native, scratch=_bias_act_scratch, strided=lambda node: (1,)
+)
+def lower_bias_act(node: Node, ctx: Context) -> list[KernelLaunch]:
+    """Weights that are no params are not packed, and are often transposed views: as in PyTorch."""
+    x, w = node.inputs[:2]
+    problem = problem_of(node, contiguous_strides(x.shape), ctx.strides(w))
+    epilogue, args = _bias_act_epilogue(node)
+    kind = _gemv_kind(problem, False) if problem.m == 1 and not problem.batch else None
+    if kind is GemvAxpy or kind is GemvColumns:
+        spec = kind(x.dtype, w.dtype, node.output.dtype, epilogue=epilogue)
+        return [_scratchless_step(node, problem, spec, args)]
+    return [gemm_launch(node, ctx, problem, spec_of(problem, epilogue), args)]
 
 
 class _Lora:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from rlx.backends.cpu.kernels.gemm.bf16_gemm import PANEL, suits_tiles
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.backends.cpu.kernels.gemm.strassen import suits_strassen, tall_tile
 from rlx.backends.cpu.kernels.gemm.strassen_twice import suits_twice
@@ -15,8 +16,9 @@ from rlx.backends.cpu.layouts.pack import (
     PackMatMul,
     panel_layout,
     strassen_layout,
+    tiles_layout,
 )
-from rlx.ir.dtype import DType, c64, f32, f64
+from rlx.ir.dtype import DType, f32, f64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, make_op
@@ -63,7 +65,8 @@ class _Packer:
         op = PackMatMul(layout or panel_layout(width, pair=len(weights) == 2))
         shapes = [w.shape for w in weights]
         given = sum(map(_bytes, shapes))
-        if layout is None and _bytes(op.infer(*shapes)) > max(_MOST_GROWTH * given, _SMALL):
+        grows = layout is None or layout.startswith("tiles")
+        if grows and _bytes(op.infer(*shapes)) > max(_MOST_GROWTH * given, _SMALL):
             return None
         return self.append(op, *weights), op.layout
 
@@ -89,6 +92,8 @@ class _Packer:
         if strassen and suits_strassen(self.target, x.dtype, first.dtype, result, k, n):
             levels = 2 if suits_twice(self.target, k, n) else 1
             layout = strassen_layout(tall_tile(self.target).nr, levels)
+        if suits_tiles(self.target, x.dtype, first.dtype, result) and len(weights) == 1:
+            layout = tiles_layout(PANEL)
         packed = self.pack(result, *weights, layout=layout)
         if packed is None:
             return None
@@ -109,11 +114,12 @@ def _matmul(packer: _Packer, node: Node) -> Value | None:
 
 
 def _complex(packer: _Packer, node: Node) -> Value | None:
-    """The complex GEMM takes complex operands only: cast the real one."""
-    if all(v.dtype is c64 for v in node.inputs):
+    """The complex GEMM takes operands of the result's type only: cast others."""
+    result = node.output.dtype
+    if all(v.dtype is result for v in node.inputs):
         return None
-    cast = make_op("cast", {"dtype": c64})
-    wide = [v if v.dtype is c64 else packer.append(cast, v) for v in node.inputs]
+    cast = make_op("cast", {"dtype": result})
+    wide = [v if v.dtype is result else packer.append(cast, v) for v in node.inputs]
     return packer.append(node.op, *wide)
 
 

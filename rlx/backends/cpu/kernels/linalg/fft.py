@@ -20,6 +20,7 @@ import numpy as np
 from rlx.backends.cpu.kernels.linalg.fft_passes import (
     Complex,
     Passes,
+    Table,
     add,
     as_pairs,
     chirp,
@@ -33,7 +34,7 @@ from rlx.backends.cpu.kernels.linalg.fft_passes import (
 )
 from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
-from rlx.llvm.builder import Function, Module, Value, f32, f64, i64, vec
+from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, i64, vec
 from rlx.llvm.math import cos, sin
 from rlx.llvm.storage import load, memory_type
 from rlx.llvm.target import Target
@@ -59,7 +60,7 @@ class Dft(KernelSpec):
 
 class _Dft:
     def __init__(self, spec: Dft, f: Function) -> None:
-        self.spec, self.f = spec, f
+        self.spec, self.f, self.part = spec, f, part_type(spec.dtype)
         self.o = Operands(f, spec.args, ("x", "y"))
 
     def emit(self) -> None:
@@ -76,9 +77,10 @@ class _Dft:
                 scale = 1.0 / o["n"].to(f64)
                 re, im = re * scale, im * scale
             if spec.kind == "irfft":
-                f.store(re.to(f32), f.gep(o["y"], at, f32))
+                f.store(re.to(self.part), f.gep(o["y"], at, self.part))
             else:
-                f.store(f.concat(re.to(f32), im.to(f32)), f.gep(o["y"], at, 8))
+                pair = f.concat(re.to(self.part), im.to(self.part))
+                f.store(pair, f.gep(o["y"], at, 2 * self.part.bytes))
 
     def _term(self, start: Value, k: Value) -> tuple[Value, Value]:
         f, o = self.f, self.o
@@ -108,13 +110,19 @@ class _Dft:
         if spec.kind == "irfft":
             mirrored = (j * 2 > o["n"]).to(i64, signed=False)
             j = f.select(mirrored.ne(0), o["n"] - j, j)
-        pair = f.load(f.gep(o["x"], start + j * o["inner"], 8), vec(2, f32))
+        address = f.gep(o["x"], start + j * o["inner"], 2 * self.part.bytes)
+        pair = f.load(address, vec(2, self.part))
         re, im = f.extract(pair, 0).to(f64), f.extract(pair, 1).to(f64)
         if spec.kind == "irfft":
             im = f.select(mirrored.ne(0), -im, im)
             is_real = j.eq(0) | (j * 2).eq(o["n"])  # the imaginary part is ignored there
             im = f.select(is_real, 0.0, im)
         return re, im
+
+
+def part_type(dtype: DType) -> Type:
+    """The type that the parts of results have, and that transforms are computed in."""
+    return f64 if dtype.part.bits == 64 else f32
 
 
 _BLOCK = 32  # elements of each signal that are copied before the next signal
@@ -149,8 +157,9 @@ class Fft(KernelSpec):
         single_inner: bool,
     ) -> Fft:
         """The spec for at most `signals` signals."""
-        lanes = target.lanes(32)
-        size = working_length(_complex_length(kind, n)) * 8
+        part = part_type(dtype)
+        lanes = target.lanes(part.bits)
+        size = working_length(_complex_length(kind, n)) * 2 * part.bytes
         while lanes > 1 and (lanes >= 2 * signals or lanes * size > _BUFFER):
             lanes //= 2
         return Fft(kind, n, dtype, inverse, lanes, single_inner)
@@ -163,7 +172,7 @@ class Fft(KernelSpec):
     @property
     def buffer(self) -> int:
         """Bytes of one of the two buffers; a half spectrum has one more element."""
-        return (working_length(self.points) + 1) * self.lanes * 8
+        return (working_length(self.points) + 1) * self.lanes * 2 * part_type(self.dtype).bytes
 
     @property
     def scratch(self) -> int:
@@ -179,17 +188,20 @@ def _complex_length(kind: str, n: int) -> int:
 
 class _Fft:
     def __init__(self, spec: Fft, m: Module) -> None:
-        self.spec, self.m, self.passes = spec, m, Passes(m, spec.lanes)
+        self.spec, self.m, self.part = spec, m, part_type(spec.dtype)
+        self.passes = Passes(m, spec.lanes, self.part)
         self.half_length = spec.points != spec.n
-        inner_length = spec.points if is_smooth(spec.points) else chirp(spec.points).length
+        inner_length = (
+            spec.points if is_smooth(spec.points) else chirp(spec.points, self.part).length
+        )
         self.plan = passes(inner_length)
         for p in self.plan:
             self.passes.of(p.radix)
         self.f = m.kernel()
         self.o = Operands(self.f, spec.args, ("x", "y", "scratch"))
-        self.twiddle_table = m.table(self.f, twiddles(inner_length).tobytes())
+        self.twiddle_table = m.table(self.f, twiddles(inner_length, self.part).tobytes())
 
-    def constants(self, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Value:
+    def constants(self, values: Table) -> Value:
         return self.m.table(self.f, values.tobytes())
 
     def emit(self) -> None:
@@ -215,7 +227,7 @@ class _Fft:
         """All passes. Returns the buffer of the result, and the other one."""
         f = self.f
         for p in self.plan:
-            w = f.gep(self.twiddle_table, p.table * 8)
+            w = f.gep(self.twiddle_table, p.table * 2 * self.part.bytes)
             f.call(self.passes.functions[p.radix], a, b, w, f.i64(p.groups), f.i64(p.run))
             a, b = b, a
         return a, b
@@ -226,7 +238,7 @@ class _Fft:
 
     def _bluestein(self, a: Value, b: Value, n: int) -> tuple[Value, Value]:
         """Bluestein: multiply by the chirp, convolve with its conjugate, multiply again."""
-        f, plan = self.f, chirp(n)
+        f, plan = self.f, chirp(n, self.part)
         chirp_table, kernel = self.constants(plan.chirp), self.constants(plan.kernel)
         zero = f.const(0, self.passes.type)
         self._each(n, a, lambda k, x: multiply(x, self.passes.constant(f, chirp_table, k)))
@@ -255,7 +267,7 @@ class _Fft:
     def _split_half_spectrum(self, a: Value, b: Value) -> tuple[Value, Value]:
         """X[k] = (Z[k] + Z*[m−k] − i·w^k·(Z[k] − Z*[m−k])) / 2, k = 0 … m"""
         f, m = self.f, self.spec.points
-        twiddle_table = self.constants(as_pairs(roots(2 * m, np.arange(m + 1))))
+        twiddle_table = self.constants(as_pairs(roots(2 * m, np.arange(m + 1)), self.part))
         self.passes.store(f, self.passes.load(f, a, 0), a, m)
         for k in f.range(0, m + 1):
             z, mirror = self.passes.load(f, a, k), _conjugate(self.passes.load(f, a, m - k))
@@ -274,7 +286,7 @@ class _Fft:
             self._each(n, a, lambda k, x: _swap_parts(x))
             return a, b
         # Z[k] = X[k] + X*[m−k] + i·w^−k·(X[k] − X*[m−k]); the factor 1/2 is left for the end
-        twiddle_table = self.constants(as_pairs(roots(n, -np.arange(m))))
+        twiddle_table = self.constants(as_pairs(roots(n, -np.arange(m)), self.part))
         for k in f.range(0, m):
             x, mirror = self.passes.load(f, a, k), _conjugate(self.passes.load(f, a, m - k))
             odd = multiply(subtract(x, mirror), self.passes.constant(f, twiddle_table, k))
@@ -305,7 +317,7 @@ class _Fft:
             src = at + k * 2 * inner
             value = self._reals(src, lanes), self._reals(src + inner, lanes)
         else:
-            zero = self.f.const(0, vec(lanes, f32))
+            zero = self.f.const(0, vec(lanes, self.part))
             value = self._reals(at + k * inner, lanes), zero
         if spec.inverse and spec.kind != "irfft":
             value = _swap_parts(value)
@@ -314,17 +326,18 @@ class _Fft:
         self.f.store(value[1], address, self.passes.type.bytes)
 
     def _address(self, a: Value, k: Value, lane: Value) -> Value:
-        return self.f.gep(self.f.gep(a, k, self.passes.number_bytes), lane, 4)
+        return self.f.gep(self.f.gep(a, k, self.passes.number_bytes), lane, self.part)
 
     def _pairs(self, at: Value, lanes: int) -> Complex:
-        f, type_ = self.f, vec(lanes, f32)
-        address = f.gep(self.o["x"], at, 8)
+        f, type_ = self.f, vec(lanes, self.part)
+        address = f.gep(self.o["x"], at, 2 * self.part.bytes)
         parts = [f.load(address, type_), f.load(address, type_, type_.bytes)]
         return f.deinterleave(parts, 0), f.deinterleave(parts, 1)
 
     def _reals(self, at: Value, lanes: int) -> Value:
         dtype = self.spec.dtype
-        return load(self.f, self.f.gep(self.o["x"], at, memory_type(dtype)), dtype, lanes, f32)
+        address = self.f.gep(self.o["x"], at, memory_type(dtype))
+        return load(self.f, address, dtype, lanes, self.part)
 
     def _store_group(self, first: Value, count: Value, a: Value) -> None:
         spec = self.spec
@@ -335,20 +348,20 @@ class _Fft:
 
     def _store_element(self, a: Value, at: Value, k: Value, lane: Value, lanes: int) -> None:
         """Store element k of `lanes` signals to the elements from `at` on."""
-        f, spec, inner, type_ = self.f, self.spec, self.o["inner"], vec(lanes, f32)
+        f, spec, inner, type_ = self.f, self.spec, self.o["inner"], vec(lanes, self.part)
         address = self._address(a, k, lane)
         value = f.load(address, type_), f.load(address, type_, self.passes.type.bytes)
         if spec.inverse:
             value = value[1] * (1 / spec.n), value[0] * (1 / spec.n)
         if spec.kind != "irfft":
             both = f.concat(*value) if lanes == 1 else f.interleave(*value)
-            f.store(both, f.gep(self.o["y"], at + k * inner, 8))
+            f.store(both, f.gep(self.o["y"], at + k * inner, 2 * self.part.bytes))
         elif self.half_length:
             src = at + k * 2 * inner
-            f.store(value[0], f.gep(self.o["y"], src, f32))
-            f.store(value[1], f.gep(self.o["y"], src + inner, f32))
+            f.store(value[0], f.gep(self.o["y"], src, self.part))
+            f.store(value[1], f.gep(self.o["y"], src + inner, self.part))
         else:
-            f.store(value[0], f.gep(self.o["y"], at + k * inner, f32))
+            f.store(value[0], f.gep(self.o["y"], at + k * inner, self.part))
 
     def _for_each_element(
         self,

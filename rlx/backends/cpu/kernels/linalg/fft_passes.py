@@ -14,11 +14,11 @@ from math import cos, pi, sin, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, i64, ptr, vec
 from rlx.support.records import dataclass
 
 MAX_RADIX = 61
-Table = npt.NDArray[np.float32]
+Table = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 def factors(n: int) -> list[int]:
@@ -68,17 +68,19 @@ def roots(n: int, powers: npt.NDArray[np.int64]) -> npt.NDArray[np.complex128]:
     return found
 
 
-def twiddles(n: int) -> Table:
+def twiddles(n: int, part: Type) -> Table:
     """For each pass, group g and j = 1 … radix − 1: exp(−2πi·g·j / (radix·groups))."""
     parts = [
         roots(p.radix * p.groups, np.arange(p.groups)[:, None] * np.arange(1, p.radix)).ravel()
         for p in passes(n)
     ]
-    return as_pairs(np.concatenate([*parts, np.ones(1)]))
+    return as_pairs(np.concatenate([*parts, np.ones(1)]), part)
 
 
-def as_pairs(values: npt.NDArray[np.complex128]) -> Table:
-    """Complex numbers as interleaved f32 pairs."""
+def as_pairs(values: npt.NDArray[np.complex128], part: Type) -> Table:
+    """Complex numbers as interleaved pairs of f32 or f64."""
+    if part is f64:
+        return values.view(np.float64)
     return values.astype(np.complex64).view(np.float32)
 
 
@@ -92,7 +94,7 @@ class Chirp:
 
 
 @cache
-def chirp(n: int) -> Chirp:
+def chirp(n: int, part: Type) -> Chirp:
     length = 1
     while length < 2 * n - 1:
         length *= 2
@@ -101,23 +103,23 @@ def chirp(n: int) -> Chirp:
     other = np.zeros(length, np.complex128)
     other[:n] = w.conj()
     other[length - n + 1 :] = w[1:][::-1].conj()
-    return Chirp(length, as_pairs(w), as_pairs(np.fft.fft(other) / length))
+    return Chirp(length, as_pairs(w, part), as_pairs(np.fft.fft(other) / length, part))
 
 
 def working_length(n: int) -> int:
     """Buffer length of a transform of `n`, in complex numbers."""
-    return n if is_smooth(n) else chirp(n).length
+    return n if is_smooth(n) else chirp(n, f32).length
 
 
 Complex = tuple[Value, Value]
 
 
 class Passes:
-    """The pass functions of one module, one per radix."""
+    """The pass functions of one module, one per radix, on numbers with f32 or f64 parts."""
 
-    def __init__(self, m: Module, lanes: int) -> None:
-        self.m, self.lanes = m, lanes
-        self.type = vec(lanes, f32)
+    def __init__(self, m: Module, lanes: int, part: Type = f32) -> None:
+        self.m, self.lanes, self.part = m, lanes, part
+        self.type = vec(lanes, part)
         self.number_bytes = 2 * self.type.bytes
         self.functions: dict[int, Function] = {}
 
@@ -131,10 +133,11 @@ class Passes:
         f.store(value[1], address, self.type.bytes)
 
     def constant(self, f: Function, table: Value, index: Value | int) -> Complex:
-        """An element of a table of f32 pairs, broadcast to all lanes."""
-        address = f.gep(table, index, 8)
-        return f.broadcast_load(address, f32, self.lanes), f.broadcast_load(
-            address, f32, self.lanes, 4
+        """An element of a table of pairs, broadcast to all lanes."""
+        part = self.part
+        address = f.gep(table, index, 2 * part.bytes)
+        return f.broadcast_load(address, part, self.lanes), f.broadcast_load(
+            address, part, self.lanes, part.bytes
         )
 
     def of(self, radix: int) -> Function:
@@ -162,7 +165,7 @@ class Passes:
 
     def _generic_radix(self, f: Function, radix: int) -> None:
         """A larger prime radix: every output is a sum over all inputs."""
-        table = self.m.table(f, as_pairs(roots(radix, np.arange(radix))).tobytes())
+        table = self.m.table(f, as_pairs(roots(radix, np.arange(radix)), self.part).tobytes())
         span = f["groups"] * f["run"]
         zero = f.const(0, self.type)
         for g in f.range(0, f["groups"]):

@@ -1,17 +1,15 @@
 """Lowering of Fourier transforms and linear systems, and the kernel of the latter.
 
-It is LU decomposition with partial pivoting, always in f64. A work item is one matrix with some of
-its right-hand sides, as an augmented matrix in scratch memory, so that elimination updates both at
-once. Pivots are blocked by four: within a block only its own columns are updated, and the rest of
-each row then takes all four in one pass.
+A work item is one matrix with some of its right-hand sides, as an augmented matrix in scratch
+memory, so that elimination updates both at once.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import Any
 
+from rlx.backends.cpu.kernels.linalg.elimination import PIVOTS, Elimination
 from rlx.backends.cpu.kernels.linalg.fft import Dft, Fft
 from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
@@ -20,12 +18,10 @@ from rlx.ir.dtype import DType
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
 from rlx.ir.shape import Shape, normalize_axis
-from rlx.llvm.builder import Function, Module, Value, f32, f64, i64, vec
-from rlx.llvm.storage import load, memory_type, store
+from rlx.llvm.builder import Function, Module, Value, f32, f64, i64
+from rlx.llvm.storage import load, store
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
-
-_PIVOTS = 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,8 @@ class Solve(KernelSpec):
     batch strides of a and b in elements
 
     x with a·x = b, NaN where a is singular. The right-hand sides are split into `splits` work
-    items; `scratch` holds `scratch_bytes` for each worker.
+    items; `scratch` holds `scratch_bytes` for each worker. A complex system is a real one of twice
+    the size: [[re a, −im a], [im a, re a]]·[re x; im x] = [re b; im b].
     """
 
     a: DType
@@ -59,13 +56,12 @@ class Solve(KernelSpec):
         _Solve(self, m.kernel()).emit()
 
 
-class _Solve:
+class _Solve(Elimination):
     def __init__(self, spec: Solve, f: Function) -> None:
-        self.spec, self.f = spec, f
-        self.lanes = f.target.lanes(64)
-        self.vector = vec(self.lanes, f64)
-        self.o = Operands(f, spec.args, ("a", "b", "x", "scratch"))
-        self.n, self.m = self.o["n"], self.o["m"]
+        super().__init__(f)
+        self.spec, self.o = spec, Operands(f, spec.args, ("a", "b", "x", "scratch"))
+        self.order, self.m = self.o["n"], self.o["m"]
+        self.n = self.order * 2 if spec.x.is_complex else self.order  # rows of the real system
 
     def emit(self) -> None:
         f, o = self.f, self.o
@@ -85,22 +81,22 @@ class _Solve:
         self.width = self.n + count
         self.pitch = (f.ceil_div(self.width, self.lanes) + 1) * self.lanes
         self._load_system(matrix, first, count)
-        [nonsingular] = f.loop(0, self.n, _PIVOTS, [f.i64(1)], self._eliminate)
+        nonsingular = self.triangulate()
         self._substitute()
         nan = f.const(float("nan"), f64)
-        target = matrix * (self.n * self.m) + first
-        for i in f.range(0, self.n):
+        x = self.spec.x
+        target = matrix * (self.order * self.m) + first
+        for i in f.range(0, self.order):
             for j in f.range(0, count):
-                found = f.load(self._at(i, self.n + j), f64)
-                value = f.select(nonsingular.ne(0), found, nan)
-                address = f.gep(self.o["x"], target + i * self.m + j, memory_type(self.spec.x))
-                store(f, value if self.spec.x.bits > 8 else value.to(f32), address, self.spec.x)
-
-    def _at(self, row: Value, column: Value) -> Value:
-        return self.f.gep(self.rows, row * self.pitch + column, 8)
+                address = f.gep(self.o["x"], target + i * self.m + j, x.bytes)
+                for k in range(2 if x.is_complex else 1):
+                    found = f.load(self.at(i + self.order * k, self.n + j), f64)
+                    value = f.select(nonsingular.ne(0), found, nan)
+                    value = value if x.bits > 8 else value.to(f32)
+                    store(f, value, f.gep(address, k * x.part.bytes), x.part)
 
     def _load_system(self, matrix: Value, first: Value, count: Value) -> None:
-        f, o, n = self.f, self.o, self.n
+        f, o, n = self.f, self.o, self.order
         a = b = f.i64(0)
         rest = matrix
         for i in reversed(range(self.spec.axes)):
@@ -108,90 +104,42 @@ class _Solve:
             rest = rest.udiv(o[f"size{i}"])
             a, b = a + index * o[f"a{i}"], b + index * o[f"b{i}"]
         for row in f.range(0, n):
-            self._copy("a", a + row * n, n, self._at(row, f.i64(0)))
-            self._copy("b", b + row * self.m + first, count, self._at(row, n))
+            at_a, at_b = a + row * n, b + row * self.m + first
+            self._copy("a", at_a, n, self.at(row, f.i64(0)))
+            self._copy("b", at_b, count, self.at(row, self.n))
+            if self.spec.x.is_complex:
+                self._copy("a", at_a, n, self.at(row, n), part=1, sign=-1.0)
+                self._copy("a", at_a, n, self.at(row + n, f.i64(0)), part=1)
+                self._copy("a", at_a, n, self.at(row + n, n))
+                self._copy("b", at_b, count, self.at(row + n, self.n), part=1)
 
-    def _copy(self, name: str, at: Value, count: Value, to: Value) -> None:
+    def _copy(
+        self, name: str, at: Value, count: Value, to: Value, part: int = 0, sign: float = 1.0
+    ) -> None:
+        """Copy real (0) or imaginary parts (1) from an operand to a row."""
         f, dtype = self.f, getattr(self.spec, name)
-        source = f.gep(self.o[name], at, memory_type(dtype))
+        source = f.gep(self.o[name], at, dtype.bytes)
         for i in f.range(0, count):
-            value = load(f, f.gep(source, i, memory_type(dtype)), dtype, 1, f64)
-            f.store(value, f.gep(to, i, 8))
-
-    # -- elimination ------------------------------------------------------------------------------
-
-    def _eliminate(self, k: Value, nonsingular: Value) -> Value:
-        """Eliminate with pivots k … k + 3. Returns whether the matrix is nonsingular so far."""
-        f = self.f
-        end = f.min(k + _PIVOTS, self.n)
-        [nonsingular] = f.loop(k, end, 1, [nonsingular], lambda p, ok: self._pivot(p, end, ok))
-        for row in f.range(k + 1, end):
-            for pivot in f.range(k, row):
-                self._eliminate_row(row, end, [pivot])
-        is_full = (end - k).eq(_PIVOTS)
-        f.if_(
-            is_full, partial(self._update_below, k, end)
-        )  # a smaller block is the last: no rows below
-        return nonsingular
-
-    def _update_below(self, k: Value, end: Value) -> None:
-        for row in self.f.range(end, self.n):
-            self._eliminate_row(row, end, [k + i for i in range(_PIVOTS)])
-
-    def _eliminate_row(self, row: Value, first: Value, pivots: list[Value]) -> None:
-        """Subtract the pivot rows, times their factors in `row`, from `row` beyond `first`."""
-        f = self.f
-        factors = [f.splat(f.load(self._at(row, p), f64), self.lanes) for p in pivots]
-        zero = f.i64(0)
-        own, others = self._at(row, zero), [self._at(p, zero) for p in pivots]
-        for j in f.range(first, self.width, self.lanes):
-            value = f.load(f.gep(own, j, 8), self.vector)
-            for factor, row_b in zip(factors, others, strict=True):
-                value = f.fma(-factor, f.load(f.gep(row_b, j, 8), self.vector), value)
-            f.store(value, f.gep(own, j, 8))
-
-    def _pivot(self, k: Value, end: Value, nonsingular: Value) -> Value:
-        """Swap the largest element of column k up; update the columns up to `end`."""
-        f = self.f
-
-        def larger(i: Value, best: Value, size: Value) -> list[Value]:
-            found = f.abs(f.load(self._at(i, k), f64))
-            more = found > size
-            return [f.select(more, i, best), f.select(more, found, size)]
-
-        best, size = f.loop(k + 1, self.n, 1, [k, f.abs(f.load(self._at(k, k), f64))], larger)
-        f.if_(best.ne(k), lambda: self._swap_rows(k, best))
-        pivot = f.load(self._at(k, k), f64)
-        for i in f.range(k + 1, self.n):
-            factor = f.load(self._at(i, k), f64) / pivot
-            f.store(factor, self._at(i, k))
-            for j in f.range(k + 1, end):
-                value = f.load(self._at(i, j), f64)
-                f.store(f.fma(-factor, f.load(self._at(k, j), f64), value), self._at(i, j))
-        return f.select(size.eq(0.0), 0, nonsingular)
-
-    def _swap_rows(self, a: Value, b: Value) -> None:
-        f, zero = self.f, self.f.i64(0)
-        row_a, row_b = self._at(a, zero), self._at(b, zero)
-        for j in f.range(0, self.width, self.lanes):
-            x, y = f.gep(row_a, j, 8), f.gep(row_b, j, 8)
-            saved = f.load(x, self.vector)
-            f.store(f.load(y, self.vector), x)
-            f.store(saved, y)
+            if part and not dtype.is_complex:
+                value = f.const(0, f64)
+            else:
+                address = f.gep(f.gep(source, i, dtype.bytes), part * dtype.part.bytes)
+                value = load(f, address, dtype.part, 1, f64)
+            f.store(value if sign == 1.0 else -value, f.gep(to, i, 8))
 
     def _substitute(self) -> None:
         """Back substitution."""
         f = self.f
         for step in f.range(0, self.n):
             row = self.n - 1 - step
-            whole = self.n - (self.n - 1 - row).urem(_PIVOTS)
-            for solved in f.range(row + 1, whole, _PIVOTS):
-                self._eliminate_row(row, self.n, [solved + i for i in range(_PIVOTS)])
+            whole = self.n - (self.n - 1 - row).urem(PIVOTS)
+            for solved in f.range(row + 1, whole, PIVOTS):
+                self.eliminate_row(row, self.n, [solved + i for i in range(PIVOTS)])
             for solved in f.range(whole, self.n):
-                self._eliminate_row(row, self.n, [solved])
-            pivot = f.splat(f.load(self._at(row, row), f64), self.lanes)
+                self.eliminate_row(row, self.n, [solved])
+            pivot = f.splat(f.load(self.at(row, row), f64), self.lanes)
             for j in f.range(self.n, self.width, self.lanes):
-                address = self._at(row, j)
+                address = self.at(row, j)
                 f.store(f.load(address, self.vector) / pivot, address)
 
 
@@ -247,9 +195,10 @@ def lower_fft(node: Node, ctx: Context) -> list[KernelLaunch]:
 
 
 def _solve_sizes(node: Node) -> tuple[int, int]:
-    """Upper bounds of the rows and right-hand sides."""
+    """Upper bounds of the rows and right-hand sides of the real systems."""
     n, m = node.output.shape.dims[-2:]
-    return upper_bound(n, node.graph.live), upper_bound(m, node.graph.live)
+    order = upper_bound(n, node.graph.live)
+    return order * 2 if node.output.dtype.is_complex else order, upper_bound(m, node.graph.live)
 
 
 def _rhs_splits(node: Node, threads: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rlx.backends.cpu.kernels.loops.split_rows import STATE_SLOT, Split
 from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
-from rlx.ir.dtype import DType, bool_, c64
+from rlx.ir.dtype import DType, bool_
 from rlx.llvm.builder import Function, Module, Type, Value, i8, i64, ptr
 from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
 from rlx.llvm.nest.reductions import Accumulator, State
@@ -437,6 +437,6 @@ class ColumnTileEmitter:
 
 
 def _memory_types(dtype: DType) -> list[Type]:
-    if dtype is c64:
-        return [register_type(DType.of("f32"))] * 2
+    if dtype.is_complex:
+        return [register_type(dtype.part)] * 2
     return [i8 if dtype is bool_ else register_type(dtype)]

@@ -1,11 +1,12 @@
-"""Prefix sums (cumsum) along an axis; floats accumulate in f64, for precision on long axes.
+"""Prefix sums and products (cumsum, cumprod) along an axis; floats accumulate in f64, for
+precision on long axes.
 
 Scatter: slices stored or added at gathered indices.
 
 Workers divide the elements of a slice, not the slices: each visits all indices in order, so that
 the last of equal indices wins and the order of sums is deterministic.
 
-Lowering of scatter, of state writes at given slots, and of cumsum.
+Lowering of scatter, of state writes at given slots, and of prefix sums.
 """
 
 from __future__ import annotations
@@ -25,12 +26,20 @@ from rlx.backends.cpu.lowering import (
     lowers,
 )
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType, c64, f32
+from rlx.ir.dtype import DType, f32
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.builder import Function, Module, Value, f64, i64, vec
-from rlx.llvm.nest.registers import convert, from_memory, raw_type, register_type, to_memory
+from rlx.llvm.nest.arithmetic import mul
+from rlx.llvm.nest.registers import (
+    Complex,
+    convert,
+    from_memory,
+    raw_type,
+    register_type,
+    to_memory,
+)
 from rlx.llvm.storage import memory_type
 from rlx.llvm.target import Target
 from rlx.loops.strided_copies import StridedView, copy
@@ -50,10 +59,11 @@ class CumSum(KernelSpec):
     exclusive: bool
     reverse: bool
     columns: bool
+    product: bool = False
 
     @property
     def label(self) -> str:
-        return "cumsum"
+        return "cumprod" if self.product else "cumsum"
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -78,20 +88,35 @@ class CumSum(KernelSpec):
         x, result = f.arg(f["args"], 0), f.arg(f["args"], 1)
         size, inner = f.arg(f["args"], 3, i64), f.arg(f["args"], 4, i64)
         base = row * size * inner + column
-        sum_type = f64 if self.result.is_float else register_type(self.result)
+        sum_type = f64 if self.result.is_float else register_type(self.result.part)
+
+        def complex_body(i: Value, *total: Value) -> list[Value]:
+            at = base + (size - 1 - i if self.reverse else i) * inner
+            part, place = self.source.part, f.gep(x, at, self.source.bytes)
+            element = [from_memory(f, f.load(place, raw_type(part), k * part.bytes), part).to(f64)
+                       for k in (0, 1)]  # fmt: skip
+            more = mul(f, Complex(*total), Complex(*element))
+            for k, value in enumerate(total if self.exclusive else more):
+                to = f.gep(result, at, self.result.bytes)
+                f.store(value.to(raw_type(part)), to, k * part.bytes)
+            return list(more)
 
         def body(i: Value, total: Value) -> Value:
             at = base + (size - 1 - i if self.reverse else i) * inner
             raw = f.load(f.gep(x, at, self.source.bytes), vec(lanes, raw_type(self.source)))
             element = convert(f, from_memory(f, raw, self.source), self.source, self.result)
             assert isinstance(element, Value)
-            more = total + element.to(sum_type)
+            new = element.to(sum_type)
+            more = total * new if self.product else total + new
             shown = total if self.exclusive else more
             value = shown.to(register_type(self.result)) if self.result.is_float else shown
             f.store(to_memory(f, value, self.result), f.gep(result, at, self.result.bytes))
             return more
 
-        f.loop(0, size, 1, [f.const(0, vec(lanes, sum_type))], body)
+        if self.source.is_complex:
+            f.loop(0, size, 1, [f.const(1, f64), f.const(0, f64)], complex_body)
+        else:
+            f.loop(0, size, 1, [f.const(int(self.product), vec(lanes, sum_type))], body)
 
 
 TILE = 256  # elements of a slice per work item
@@ -201,8 +226,8 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     sums = StridedView(Buffer("temporary"), f32, strides) if f32_sums else result
     start = copy(x.shape.dims, StridedView(Buffer("operand", 0), x.dtype, strides), sums)
     outer, size, inner = _around_axis(x.shape, op.axis)
-    if add and dtype is c64:
-        dtypes, inner = (f32, f32), inner * 2
+    if add and dtype.is_complex:
+        dtypes, inner = (dtype.part, dtype.part), inner * 2
     elif add:
         dtypes = (dtype, updates.dtype)
     else:
@@ -217,6 +242,7 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     )  # fmt: skip
     steps = [launch_for(node, ctx, start, (0, 0)), write]
     steps[0].bytes = x.shape.size_bytes * 2
+    steps[0].copies_first = not f32_sums
     if f32_sums:
         steps.append(launch_for(node, ctx, copy(x.shape.dims, sums, result), (0, 0)))
     return steps
@@ -239,15 +265,17 @@ def write_at(node: Node) -> KernelLaunch:
 # -- cumsum -----------------------------------------------------------------------------------
 
 
-@lowers("cumsum")
-def lower_cumsum(node: Node, ctx: Context) -> list[KernelLaunch]:
+@lowers("cumsum", "cumprod")
+def lower_cumulative(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     x, result = node.inputs[0], node.output
     outer, size, inner = _around_axis(x.shape, op.axis)
     source, target = x.dtype, result.dtype
-    if source is c64:  # real and imaginary parts are scanned side by side
-        source, target, inner = f32, f32, inner * 2
-    spec = CumSum(source, target, op.exclusive, op.reverse, columns=inner != 1)
+    product = op.name == "cumprod"
+    if source.is_complex and not product:  # real and imaginary parts are scanned side by side
+        source, target, inner = source.part, target.part, inner * 2
+    columns = inner != 1 and not source.is_complex
+    spec = CumSum(source, target, op.exclusive, op.reverse, columns, product)
     args = [Pointer(x), Pointer(result), outer, size, inner]
     cost = op.cost([x.shape], [result.shape])
     return [KernelLaunch(spec, args, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]

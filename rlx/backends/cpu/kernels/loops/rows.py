@@ -368,7 +368,7 @@ def _is_long(size: Quantity) -> bool:
     return not isinstance(size, int) or size > 2 * CHUNK
 
 
-_CACHES = 64 << 20  # bytes: twice the last-level cache of most machines
+_CACHES = 32 << 20  # bytes: the last-level cache of most machines
 
 
 def outgrows_caches(value: Tensor, bounds: Mapping[str, int]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from rlx.backends.cpu.kernels.loops.rows import RowEmitter
 from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
-from rlx.ir.dtype import c64
 from rlx.llvm.builder import Function, Module, Value, vec
 from rlx.llvm.nest.instructions import IterPoint, VectorPoint
 from rlx.llvm.nest.registers import from_memory, raw_type
@@ -115,7 +114,7 @@ class TransposeEmitter(RowEmitter):
 
 def _is_crossing(i: Instruction) -> bool:
     """Whether a load is contiguous along the last row axis."""
-    if not isinstance(i, Load) or i.level == ROW or i.access.dtype is c64 or i.access.gathered:
+    if not isinstance(i, Load) or i.level == ROW or i.access.dtype.is_complex or i.access.gathered:
         return False
     steps = i.access.strides
     return steps.rows[-1] == 1 and steps.inner[-1] not in (0, 1)

@@ -18,6 +18,9 @@ from rlx.llvm.builder import Value, f32, i16, vec
 
 _SCALE, SUMS_OF_16, SUMS_OF_32 = 64, 65, 73  # word offsets in a row's superblock
 
+Dots = Callable[[Value, int], Value]
+"""(row, vector of columns): sum(scale * dot)."""
+
 
 class KQuantFormat(Format):
     """Base of the k-quant formats. Sub-block scales are unpacked into memory, `[sub][column]`.
@@ -46,6 +49,18 @@ class KQuantFormat(Format):
             self.unpack(t, w.words, v)
         for at, value in enumerate(t.dot.rows_of(self.dots(t, w.words, x))):
             f.store(value, self.buffer, 4 * t.lanes * at)
+
+        def dots(i: Value, v: int) -> Value:
+            row = f.gep(self.buffer, i, 4 * t.lanes)
+            return f.load(row, t.dot.sums, 4 * t.lanes * t.rows * v)
+
+        self.add_scaled(t, w, x, dots, out, stride)
+
+    def add_scaled(
+        self, t: MicroTile, w: WeightBlock, x: Value, dots: Dots, out: Value, stride: int
+    ) -> None:
+        """Add a superblock's sums, scaled, to the f32 sums in memory."""
+        f = t.f
         pairs = [self.pairs(t, w.words, v) for v in t.columns]
         scales = [self.scales(t, w, v) for v in t.columns]
         # Not unrolled over rows: that would be most of the code and saves nothing.
@@ -55,9 +70,7 @@ class KQuantFormat(Format):
             sums = [t.x(mine, self.sums + p, 0) for p in range(len(pairs[0]))]
             for v in t.columns:
                 total = t.dot.sum_of_pairs(pairs[v], sums)
-                row = f.gep(self.buffer, i, 4 * t.lanes)
-                dots = f.load(row, t.dot.sums, 4 * t.lanes * t.rows * v)
-                value = self.value(t, dots, total, *scales[v])
+                value = self.value(t, dots(i, v), total, *scales[v])
                 place = f.gep(t.place(out, stride, v, 0), i, 4 * stride)
                 f.store(f.fma(value, factor, f.load(place, value.type)), place)
 

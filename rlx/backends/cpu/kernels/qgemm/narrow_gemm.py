@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from rlx.backends.cpu.kernels.qgemm.block_formats import ColumnTile, Format, WeightBlock
 from rlx.backends.cpu.kernels.qgemm.dot import Maddubs, MicroTile, dot_kind
+from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import clear_rows
 from rlx.backends.cpu.layouts.quant_rows import OFFSET, RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import LANE_BLOCK, LANE_LIMIT, LANE_WORDS, QuantScheme
@@ -229,10 +230,7 @@ class NarrowGemm:
 
     def clear(self, rows: Value) -> None:
         """Zero the accumulators of so many rows."""
-        f, wide = self.f, vec(self.f.target.lanes(32), f32)
-        size = f.ceil_div(rows, self.tile) * (4 * self.stride * self.tile)
-        for at in f.range(0, size, wide.bytes):
-            f.store(f.const(0.0, wide), f.gep(self.acc, at))
+        clear_rows(self.f, self.acc, rows, self.tile, self.stride)
 
 
 def _added(values: Sequence[Value]) -> Value:

@@ -19,7 +19,7 @@ from rlx.backends.cpu.layouts.quant_ops import (
 from rlx.ir.dim import same
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.ir.ops.elementwise import activation_ops, is_default
+from rlx.ir.ops.activation import activation_ops, is_default
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.target import Target
 from rlx.passes.fusion.linear import as_vector

@@ -17,6 +17,7 @@ from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
 from rlx.backends.cpu.kernels.gemm.gemm import MC
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import Chunk, each_chunk
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
+from rlx.backends.cpu.kernels.qgemm.amx_gemm import AmxGemm, suits_tiles
 from rlx.backends.cpu.kernels.qgemm.block_formats import (
     BLOCKS,
     ColumnTile,
@@ -34,6 +35,7 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
+from rlx.llvm.amx import TILE_ROWS
 from rlx.llvm.builder import Function, Module, Value, f32, i32, i64, ptr
 from rlx.llvm.storage import memory_type
 from rlx.llvm.target import Target
@@ -42,6 +44,7 @@ from rlx.support.records import dataclass
 ROW_BLOCK_BYTES = 256 << 10  # quantised rows of a block: they stay in the L2 cache
 _OTHER_ROW_BLOCKS = (64 << 10, 128 << 10, 512 << 10)
 SHARED_BLOCK = 64  # codes of a row that share a scale in the "shared" layout
+ManyRows = UnpackedGemm | NarrowGemm | AmxGemm
 _POINTERS = frozenset(["x", "w", "out", "bias", "residual"])
 
 
@@ -76,6 +79,8 @@ def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
     fmt = format_of(scheme)
     if scheme.name == "Q8_0" and wide and k % SHARED_BLOCK == 0:
         fmt = SharedScaleFormat(SHARED_BLOCK)
+    if suits_tiles(target):
+        return RowLayout(fmt.kind, fmt.block, TILE_ROWS, matrix=True)
     paired = fmt.takes_pairs and kind.takes_pairs
     return RowLayout(fmt.kind, fmt.block, tile_rows(target), paired)
 
@@ -128,9 +133,11 @@ class QuantGemmEmitter:
         self.columns = spec.epilogue.columns(shape)
         self.layout = spec.layout
         fmt = format_of(spec.scheme, self.layout)
-        self.unpacked: UnpackedGemm | NarrowGemm | None
+        self.unpacked: ManyRows | None
         if self.layout.kind == "unsigned":
             self.unpacked = NarrowGemm(m, spec.scheme, self.layout, self.tiles_per_panel)
+        elif self.layout.matrix:
+            self.unpacked = AmxGemm(m, spec.scheme, fmt, self.layout, self.tiles_per_panel)
         else:
             self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, self.layout, self.tiles_per_panel)
         widths = self.layout.widths if self.unpacked is None else self.unpacked.packed_widths
@@ -215,7 +222,7 @@ class QuantGemmEmitter:
 
     def _gemm_unpacked(
         self,
-        unpacked: UnpackedGemm | NarrowGemm,
+        unpacked: ManyRows,
         column_tiles: Value,
         column: Value,
         x: Value,

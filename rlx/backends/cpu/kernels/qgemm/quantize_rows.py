@@ -90,6 +90,8 @@ class TileBlock:
     def _encode(self, i: Value) -> list[Value]:
         """Store the codes from i on of all rows; returns the sums of every row's two runs of 16."""
         f, t = self.f, self.tile
+        if self.layout.matrix:
+            return self._encode_rows(i)
         words = [f.concat(self._words(r, i), self._words(r, i + _STEP)) for r in range(t)]
         if self.layout.paired:
             words = [w.bits(vec(w.type.lanes // 2, i64)) for w in words]
@@ -100,6 +102,19 @@ class TileBlock:
         f.store(lines, f.gep(self.to, i * t))
         lines = lines.bits(vec(8 * t, i32))
         return [self._sum(f.slice(lines, j * 4 * t, 4 * t)) for j in range(2)]
+
+    def _encode_rows(self, i: Value) -> list[Value]:
+        """As `_encode`, each row's codes together."""
+        f, runs = self.f, []
+        for at in (0, _STEP):
+            codes = [
+                encode(f, self._load(r, i + at), self.factors[r], self.layout.offset)
+                for r in range(self.tile)
+            ]
+            for r, row in enumerate(codes):
+                f.store(row.to(i8), f.gep(self.to, i + (r * self.layout.block + at)), align=1)
+            runs += reduce_lanes(f, codes, self.tile)
+        return runs
 
     def _words(self, row: int, i: Value) -> Value:
         codes = encode(self.f, self._load(row, i), self.factors[row], self.layout.offset)
@@ -231,7 +246,11 @@ class QuantizeRows(KernelSpec):
         """One block of row `inside` of a tile; its words, or pairs of words, are stored `width`
         apart; `to` is where its first word would be."""
         wide = vec(_STEP, i32)
-        codes_to = f.gep(to, inside, 4) if self.layout.paired else to
+        codes_to, pitch = f.gep(to, inside, 4) if self.layout.paired else to, width
+        if self.layout.matrix:
+            full = width.eq(self.layout.tile)
+            codes_to = f.gep(to, f.select(full, inside * (size - 4), 0))
+            pitch = f.select(full, f.i64(1), width)
 
         def step(i: Value) -> Value:
             return load(f, f.gep(x, i, memory_type(self.x)), self.x, _STEP, f32)
@@ -244,12 +263,12 @@ class QuantizeRows(KernelSpec):
         scale, inverse = scale_and_inverse(f, maximum, self.layout.limit)
         factor = f.splat(inverse, _STEP)
         meta = f.gep(to, size.udiv(4) * width, 4)
-        stride = width * (8 if self.layout.paired else 4)
+        stride = pitch * (8 if self.layout.paired else 4)
 
         def put(i: Value) -> Value:
             codes = encode(f, step(i), factor, self.layout.offset)
             words = codes.to(i8).bits(vec(_STEP // 4, i32))
-            first = f.gep(codes_to, i * width)
+            first = f.gep(codes_to, i * pitch)
             align = 0
             if self.layout.paired:
                 words, align = words.bits(vec(_STEP // 8, i64)), 4

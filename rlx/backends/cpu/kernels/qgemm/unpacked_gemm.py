@@ -46,7 +46,7 @@ _VECTORS = 2  # vectors of columns of a micro-tile: more accumulators would leav
 _PIECE = 16  # codes of a piece of a row without blocks
 
 
-class _StoreCodes(Widened):
+class StoreCodes(Widened):
     """A "dot product" that stores codes where the real one would read rows."""
 
     def __init__(self, f: Function, planes: int) -> None:
@@ -58,9 +58,13 @@ class _StoreCodes(Widened):
         for g in f.range(0, loop.groups):
             for s, codes in enumerate(loop.codes(g)):
                 place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
-                for p, part in enumerate(_widened(codes) if self.planes == 2 else [codes]):
+                for p, part in enumerate(self.stored(codes)):
                     f.store(part, place, p * LINE)
         return list(sums)
+
+    def stored(self, codes: Value) -> list[Value]:
+        """The planes of a line."""
+        return _widened(codes) if self.planes == 2 else [codes]
 
 
 def _widened(codes: Value) -> list[Value]:
@@ -74,7 +78,7 @@ class UnpackTile(MicroTile):
 
     def __init__(self, f: Function, codes: UnpackedCodes) -> None:
         super().__init__(f, 1, TILE_COLUMNS // f.target.lanes(32), f.i64(0))
-        self.dot = _StoreCodes(f, codes.planes)
+        self.dot = codes.store(f)
         self.word_bytes = LINE * codes.planes
 
     def rows_at(self, base: Value, index: Index) -> Value:
@@ -97,6 +101,10 @@ class UnpackedCodes:
     @staticmethod
     def of(words: int, bits: int, target: Target) -> UnpackedCodes:
         return UnpackedCodes(words, bits, 2 if bits == 8 and dot_kind(target) is Maddubs else 1)
+
+    def store(self, f: Function) -> StoreCodes:
+        """The "dot product" that stores them."""
+        return StoreCodes(f, self.planes)
 
     @property
     def lines(self) -> int:
@@ -156,6 +164,11 @@ class UnpackedKQuant(KQuantFormat):
         for v in t.columns:
             fmt.unpack(t, w.words, v)
         fmt.dots(t, w.words, to)
+        self.write_factors(t, w, to)
+
+    def write_factors(self, t: UnpackTile, w: WeightBlock, to: Value) -> None:
+        """Unpack what sums are multiplied by."""
+        fmt = self.fmt
         for i, pair in enumerate(zip(*(fmt.pairs(t, w.words, v) for v in t.columns), strict=True)):
             t.put(pair, to, self.pairs_line + i)
         for i, scale in enumerate(zip(*(fmt.scales(t, w, v) for v in t.columns), strict=True)):
@@ -413,7 +426,12 @@ class UnpackedGemm:
 
     def clear(self, rows: Value) -> None:
         """Zero the accumulators of so many rows."""
-        f, wide = self.f, vec(self.f.target.lanes(32), f32)
-        size = f.ceil_div(rows, self.tile) * (4 * self.stride * self.tile)
-        for at in f.range(0, size, wide.bytes):
-            f.store(f.const(0.0, wide), f.gep(self.acc, at))
+        clear_rows(self.f, self.acc, rows, self.tile, self.stride)
+
+
+def clear_rows(f: Function, acc: Value, rows: Value, tile: int, stride: int) -> None:
+    """Zero the accumulators of so many rows, in whole tiles."""
+    wide = vec(f.target.lanes(32), f32)
+    size = f.ceil_div(rows, tile) * (4 * stride * tile)
+    for at in f.range(0, size, wide.bytes):
+        f.store(f.const(0.0, wide), f.gep(acc, at))

@@ -10,7 +10,7 @@ from rlx.backends.cuda.lowering import Layouts, is_multiple
 from rlx.backends.kernel_args import NodeArg, Pointer
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, f16
 from rlx.ir.node import Node, Value
 from rlx.support.records import dataclass
 
@@ -36,6 +36,12 @@ class AttentionForm:
     mask: str  # "", "bool" or an element type
     sinks: DType | None
     coarse: bool = False  # queries and weights may be rounded to the type of keys
+    q8: bool = False  # keys and values are blocks of Q8_0, which are multiplied as `kv`
+
+    @property
+    def key_bytes(self) -> int:
+        """What strides of keys and values count in."""
+        return 1 if self.q8 else self.kv.bytes
 
     @property
     def group(self) -> int:
@@ -72,14 +78,15 @@ def suits(node: Node) -> bool:
     """Whether there are kernels for the node, by its types and attributes alone."""
     op: Any = node.op
     q, k, v = (x.shape for x in node.inputs[:3])
-    floats = all(x.dtype.name in _FLOATS for x in (q, k, v)) and k.dtype is v.dtype
+    given = (q,) if op.kv_scheme is not None else (q, k, v)
+    floats = all(x.dtype.name in _FLOATS for x in given) and k.dtype is v.dtype
     mask, sinks = op.extras(*node.inputs[3:])
     if sinks is not None and sinks.dtype.name not in _FLOATS:
         return False
     if mask is not None and mask.dtype.name not in ("bool", *_FLOATS):
         return False
-    whole = (op.head_dim * x.bytes % ALIGNMENT == 0 for x in (q.dtype, k.dtype))
-    return op.kv_scheme is None and floats and op.head_dim <= 256 and all(whole)
+    whole = (op.head_dim * x.dtype.bytes % ALIGNMENT == 0 for x in given)
+    return floats and op.head_dim <= 256 and all(whole)
 
 
 def attend_of(node: Node, ctx: Layouts) -> Attend | None:
@@ -89,7 +96,8 @@ def attend_of(node: Node, ctx: Layouts) -> Attend | None:
     mask, sinks = op.extras(*node.inputs[3:])
     layouts = (op.q_layout, op.kv_layout, op.kv_layout)
     strides = [
-        _strides(x, lay, op.head_dim, ctx) for x, lay in zip((q, k, v), layouts, strict=True)
+        _strides(x, lay, op.head_dim, ctx, x is not q and op.kv_scheme is not None)
+        for x, lay in zip((q, k, v), layouts, strict=True)
     ]
     out = _strides(node.output, op.q_layout, op.head_dim, ctx)
     if None in strides or out is None or not all(is_aligned(x, ctx) for x in (q, k, v)):
@@ -108,10 +116,11 @@ def _form(op: Any, node: Node, mask: Value | None, sinks: Value | None) -> Atten
     q, k = node.inputs[:2]
     kind: MaskKind = op.mask_kind
     given = "" if mask is None else "bool" if mask.dtype.kind == "bool" else mask.dtype.name
+    q8 = op.kv_scheme is not None
     return AttentionForm(
-        q.dtype, k.dtype, node.output.dtype, op.num_heads, op.num_kv_heads, op.head_dim,
-        kind.ahead, kind.behind, op.score_scale, op.softcap, given,
-        None if sinks is None else sinks.dtype, op.coarse,
+        q.dtype, f16 if q8 else k.dtype, node.output.dtype, op.num_heads, op.num_kv_heads,
+        op.head_dim, kind.ahead, kind.behind, op.score_scale, op.softcap, given,
+        None if sinks is None else sinks.dtype, op.coarse, q8,
     )  # fmt: skip
 
 
@@ -119,7 +128,9 @@ def _length(x: Value, layout: str) -> Dim:
     return x.shape.dims[2 if layout == "bhsd" else 1]
 
 
-def _strides(x: Value, layout: str, dim: int, ctx: Layouts) -> tuple[Dim, Dim, Dim] | None:
+def _strides(
+    x: Value, layout: str, dim: int, ctx: Layouts, q8: bool = False
+) -> tuple[Dim, Dim, Dim] | None:
     """(batch, head, token); None unless the numbers of a head follow each other, aligned."""
     found = ctx.strides(x)
     if found[-1] != 1:
@@ -130,7 +141,7 @@ def _strides(x: Value, layout: str, dim: int, ctx: Layouts) -> tuple[Dim, Dim, D
     else:
         picked = (found[0], found[1], found[2]) if layout == "bhsd" else (
             found[0], found[2], found[1])  # fmt: skip
-    per = ALIGNMENT // x.dtype.bytes
+    per = 2 if q8 else ALIGNMENT // x.dtype.bytes
     return picked if all(is_multiple(s, per) for s in picked) else None
 
 

@@ -11,7 +11,7 @@ from functools import reduce
 
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.attention.attention_problem import LOG2_E, LOWEST, AttentionForm
-from rlx.backends.cuda.kernels.attention.decode_attention import merge
+from rlx.backends.cuda.kernels.attention.query_emitter import merge
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Value, f32, i8, i32, i64
 from rlx.llvm.storage import load, memory_type
@@ -41,6 +41,13 @@ class AttentionTile:
     def __init__(self, f: BlockFunction, form: AttentionForm, queries: int) -> None:
         self.f, self.form, self.queries = f, form, queries
         self.element = memory_type(form.kv)
+        self.row = f.lane32() >> 2  # and row + 8, in this warp's queries
+        self.column = (f.lane32() & 3) << 1
+        self.find_queries()
+
+    def find_queries(self) -> None:
+        """Which queries and keys the block has."""
+        f, form = self.f, self.form
         args = f["args"]
         self.q, self.k, self.v, self.out, self.mask, self.sinks = (f.arg(args, i) for i in range(6))
         heads, self.rows, self.keys = (f.arg(args, i, i32) for i in (6, 7, 8))
@@ -52,13 +59,11 @@ class AttentionTile:
         block = f.block_number()
         tile = block.udiv(heads)
         number = block - tile * heads
-        tiles = f.ceil_div(self.rows, queries)
-        self.first = (tiles - 1 - tile) * queries  # the last queries see most keys
+        tiles = f.ceil_div(self.rows, self.queries)
+        self.first = (tiles - 1 - tile) * self.queries  # the last queries see most keys
         self.has_work = tile < tiles
         self.sequence = number.udiv(form.heads)
         self.head = number - self.sequence * form.heads
-        self.row = f.lane32() >> 2  # and row + 8, in this warp's queries
-        self.column = (f.lane32() & 3) << 1
 
     def at(self, name: str, head: Value, token: Value) -> Value:
         batch, by_head, by_token = self.strides[name]
@@ -89,7 +94,7 @@ class AttentionTile:
         f, form, found = self.f, self.form, list[tuple[Value, Value | None]]()
         start = key + self.column
         for half in range(2):
-            place = self.own + self.row + (8 * half) + (self.keys - self.rows)
+            place = self.place(self.own + self.row + (8 * half))
             end, first = high, None
             if form.ahead is not None:
                 end = f.min(high, place + (form.ahead + 1))
@@ -97,6 +102,10 @@ class AttentionTile:
                 first = place - form.behind - start
             found.append((end - start, first))
         return found
+
+    def place(self, query: Value) -> Value:
+        """The key that is the query's own."""
+        return query + (self.keys - self.rows)
 
     # -- scores -----------------------------------------------------------------------------------
 
@@ -176,6 +185,10 @@ class AttentionTile:
             new.sums.append(f.fma(known.sums[half], shrinks[half], total))
         return weights, new, shrinks
 
+    def head_of(self, query: Value) -> Value:
+        """The head of a query."""
+        return self.head
+
     # -- the result -------------------------------------------------------------------------------
 
     def results(self, softmax: Softmax, out: Sequence[Value]) -> list[list[Value]]:
@@ -186,7 +199,8 @@ class AttentionTile:
             mine = [v for i, v in enumerate(out) if i // 2 % 2 == half]
             total = f.warp_sum(softmax.sums[half], 4)
             if form.sinks is not None:
-                there = f.gep(self.sinks, self.head.to(i64), memory_type(form.sinks).bytes)
+                head = self.head_of(self.own + self.row + 8 * half).to(i64)
+                there = f.gep(self.sinks, head, memory_type(form.sinks).bytes)
                 sink = load(f, there, form.sinks, 1, f32) * LOG2_E
                 zero = f.const(0.0, f32)
                 given = [sink, zero + 1.0, *[zero] * len(mine)]

@@ -14,6 +14,7 @@ from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.attention_tile import AttentionTile, Softmax, merge_queries
+from rlx.backends.cuda.kernels.attention.key_pieces import load_piece, numbers_of
 from rlx.llvm.builder import Value, f32, i32, i64, vec
 from rlx.llvm.storage import store
 from rlx.support.records import dataclass
@@ -57,15 +58,15 @@ class FlashAttention(BlockKernel):
         return 4 * KEYS * self.pitch  # two tiles of keys, two of values
 
     def emit(self, m: KernelModule) -> None:
-        _Emitter(m.begin_block(self.threads, self.shared), self).emit()
+        FlashEmitter(m.begin_block(self.threads, self.shared), self).emit()
 
 
-class _Emitter(AttentionTile):
+class FlashEmitter(AttentionTile):
     def __init__(self, f: BlockFunction, kernel: FlashAttention) -> None:
         form = kernel.form
-        self.exact = form.q.bytes == 4  # products of two 16-bit numbers each
-        super().__init__(f, form, QUERIES)
+        self.exact = form.q.bytes == 4 and not form.coarse  # products of two 16-bit numbers each
         self.kernel = kernel
+        super().__init__(f, form, QUERIES)
         self.lane = f.lane32()
         self.group, self.thread = f.i32(0), f.thread()
         if kernel.groups > 1:
@@ -131,33 +132,61 @@ class _Emitter(AttentionTile):
         """Begin to copy the keys and values from `key` on; those from `high` on are 0."""
         f, form, pitch = self.f, self.form, self.kernel.pitch
         pieces = form.dim // 8  # of 16 bytes
-        head = self.head.udiv(form.group)
-        for base, name, at in ((self.k, "k", 0), (self.v, "v", 2 * KEYS * pitch)):
-            start = self.base + stage * (KEYS * pitch) + at
-            for item in f.range(self.thread, f.i32(KEYS * pieces), _GROUP):
-                number = item.udiv(pieces)
-                piece = item - number * pieces
-                wanted = key + number
-                there = f.max(f.min(wanted, self.keys - 1), 0)
-                source = f.gep(base, self.at(name, head, there) + (piece * 8).to(i64), 2)
-                valid = f.select(wanted < high, f.i32(16), 0)
-                f.copy_async(start + number * pitch + piece * 16, source, valid)
+        copy = self._decode_piece if form.q8 else self._copy_piece
+        for item in f.range(self.thread, f.i32(KEYS * pieces), _GROUP):
+            number = item.udiv(pieces)
+            piece = item - number * pieces
+            wanted = key + number
+            rows = self.rows_at(f.max(f.min(wanted, self.keys - 1), 0))
+            for row, at in zip(rows, (0, 2 * KEYS * pitch), strict=True):
+                start = self.base + stage * (KEYS * pitch) + at
+                copy(start + number * pitch + piece * 16, row, piece, wanted < high)
+
+    def rows_at(self, key: Value) -> tuple[Value, Value]:
+        """Where a key and its value are."""
+        f, head = self.f, self.head.udiv(self.form.group)
+        places = ((self.k, self.at("k", head, key)), (self.v, self.at("v", head, key)))
+        k, v = (f.gep(base, at, self.form.key_bytes) for base, at in places)
+        return k, v
+
+    def _copy_piece(self, to: Value, row: Value, piece: Value, inside: Value) -> None:
+        valid = self.f.select(inside, self.f.i32(16), 0)
+        self.f.copy_async(to, self.f.gep(row, piece.to(i64), 16), valid)
+
+    def _decode_piece(self, to: Value, row: Value, piece: Value, inside: Value) -> None:
+        """Blocks of Q8_0 are rounded to 16 bits: an error of 2⁻¹², where theirs is 2⁻⁸."""
+        f = self.f
+        numbers, scale = numbers_of(f, self.form, load_piece(f, self.form, row, piece))
+        assert scale is not None
+        found = [f.select(inside, v * scale, 0.0) for v in numbers]
+        pairs = zip(found[::2], found[1::2], strict=True)
+        words = [f.pack_halves(a, b, self.element) for a, b in pairs]
+        f.store_shared(f.join(words), to, align=16)
 
     def _query(self) -> list[Planes]:
         """The queries of this warp, 16 numbers at a time."""
         f, form = self.f, self.form
         found: list[Planes] = []
-        rows = [f.min(self.own + self.row + 8 * i, self.rows - 1) for i in range(2)]
-        bases = [f.gep(self.q, self.at("q", self.head, r), form.q.bytes) for r in rows]
+        bases = [self.query_at(self.own + self.row + 8 * i) for i in range(2)]
         for k in range(0, form.dim, 16):
             places = [(bases[i % 2], self.column + (k + 8 * (i // 2))) for i in range(4)]
-            if not self.exact:
+            if form.q.bytes == 2:
                 found.append([[f.load(f.gep(b, at.to(i64), 2), i32, align=4) for b, at in places]])
                 continue
             pairs = [f.load(f.gep(b, at.to(i64), 4), vec(2, f32), align=8) for b, at in places]
             numbers = [[f.extract(p, i) for i in range(2)] for p in pairs]
             found.append(self._planes(numbers))
         return found
+
+    def query_at(self, query: Value) -> Value:
+        """Where a query of the tile is; behind the last there is anything."""
+        there = self.f.min(query, self.rows - 1)
+        return self.f.gep(self.q, self.at("q", self.head, there), self.form.q.bytes)
+
+    def result_at(self, query: Value) -> tuple[Value, Value]:
+        """Where its result goes, and whether there is one."""
+        at = self.at("out", self.head, query)
+        return self.f.gep(self.out, at, self.form.out.bytes), query < self.rows
 
     def _planes(self, pairs: Sequence[Sequence[Value]]) -> Planes:
         """Pairs of f32 as 16-bit numbers; where products are exact, with what is left of them."""
@@ -231,12 +260,11 @@ class _Emitter(AttentionTile):
 
     def _store(self, half: int, numbers: Sequence[Value]) -> None:
         f, form = self.f, self.form
-        query = self.own + self.row + 8 * half
+        base, inside = self.result_at(self.own + self.row + 8 * half)
 
         def write() -> None:
-            base = f.gep(self.out, self.at("out", self.head, query), form.out.bytes)
             for i, v in enumerate(numbers):
                 at = self.column + (8 * (i // 2) + i % 2)
                 store(f, v, f.gep(base, at.to(i64), form.out.bytes), form.out)
 
-        f.if_(query < self.rows, write)
+        f.if_(inside, write)

@@ -31,7 +31,8 @@ from rlx.ir.node import Node
 _KEYS = 64  # of a block, at least
 _BLOCKS = 128  # of a decode step: enough to fill a GPU
 _FEW_BLOCKS = 256  # of a prefill: at most so many leave room for a second group of warps each
-_MOST_SHARED = 160 << 10  # bytes of shared memory of a block, on the GPUs that we know
+_EXACT_ROWS = 128  # queries up to which blocks of Q8_0 are not rounded
+MOST_SHARED = 160 << 10  # bytes of shared memory of a block, on the GPUs that we know
 
 
 def _splits(items: int, keys: int) -> int:
@@ -51,8 +52,12 @@ def _by_tensor_cores(node: Node) -> bool:
     """Whether there are tiles of queries, and keys in 16 bits."""
     op: Any = node.op
     q, k = (v.dtype for v in node.inputs[:2])
-    return _lengths(node)[1] != 1 and k.bytes == 2 and q.name in ("f32", k.name) and (
-        op.head_dim % 16 == 0)  # fmt: skip
+    rows = _lengths(node)[1]
+    if op.kv_scheme is not None:  # few queries are multiplied as exactly as they can be
+        suited = upper_bound(rows, node.graph.live) > _EXACT_ROWS and q.name in ("f32", "f16")
+    else:
+        suited = rows != 1 and k.bytes == 2 and q.name in ("f32", k.name)
+    return suited and op.head_dim % 16 == 0
 
 
 def _scratch(node: Node) -> int:
@@ -84,7 +89,7 @@ def _by_groups(attend: Attend, ctx: Context) -> KernelLaunch | None:
     form = attend.form
     if ctx.cpu != HOPPER or form.dim not in (64, 128) or not is_aligned(attend.node.output, ctx):
         return None
-    if not (form.q is form.kv or form.coarse):
+    if form.q8 or not (form.q is form.kv or form.coarse):
         return None
     kernel = _group_kernel(form, ctx.upper(attend.batch), ctx.upper(attend.rows))
     found = [key_rows(attend, i, kernel.keys, ctx) for i in (1, 2)]
@@ -117,7 +122,7 @@ def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
     args = [*attend.pointers, heads, *_sizes(attend)]
     blocks = ctx.upper(heads) * tiles
     kernel = FlashAttention(attend.form, 2)
-    if blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > _MOST_SHARED:
+    if blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > MOST_SHARED:
         kernel = FlashAttention(attend.form)
     return KernelLaunch(kernel, args, blocks=blocks)
 

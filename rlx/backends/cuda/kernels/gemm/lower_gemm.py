@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from rlx.backends.cuda.kernels.gemm.few_rows import FEW, STEP, few_rows_for
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
 from rlx.backends.cuda.kernels.gemm.many_rows import (
@@ -67,10 +68,17 @@ def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
 
 def _gemv(p: Product, ctx: Context) -> KernelLaunch:
     assert isinstance(p.m, int)
+    if 1 < p.m <= FEW and _suits_few_rows(p):
+        few = few_rows_for(p.m, p.k, p.n, p.epilogue)
+        return KernelLaunch(few, _gemv_args(p, p.x), blocks=few.blocks(p.n))
     weight = FloatRows(p.weights[0].dtype)
     norm, x, more = norm_before(p.x, ctx)
     kernel = gemv_for(weight, p.x.dtype, p.m, p.k, p.n, p.epilogue, norm=norm)
     return KernelLaunch(kernel, [*_gemv_args(p, x), *more], blocks=kernel.blocks(p.n))
+
+
+def _suits_few_rows(p: Product) -> bool:
+    return p.weights[0].dtype.name == "bf16" and p.x.dtype.name == "f32" and p.k % STEP == 0
 
 
 def _gemv_args(p: Product, x: Value) -> list[KernelArg]:

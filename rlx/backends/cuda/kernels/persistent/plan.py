@@ -12,7 +12,7 @@ from typing import Any
 
 from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
 from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
-from rlx.backends.cuda.lowering import KernelArg, KernelLaunch, Lasting
+from rlx.backends.cuda.launches import KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
 from rlx.errors import OptionError
@@ -139,7 +139,7 @@ def _args(model: Model, shape: DenseShape) -> list[KernelArg]:
     args: list[KernelArg] = [
         start, Pointer(model.logits), Pointer(model.gain),
         matrix(model.head, shape.head), Pointer(model.cos), Pointer(model.sin), model.position,
-        Lasting(4 * shape.words), 0, *embedding,
+        Lasting(4 * shape.words, shape.blocks), 0, *embedding,
     ]  # fmt: skip
     for layer in model.layers:
         args += [

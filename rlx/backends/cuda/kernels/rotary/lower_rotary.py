@@ -10,9 +10,10 @@ from typing import Any
 
 from rlx.backends.cuda.append import Append, source_strides
 from rlx.backends.cuda.kernels.rotary.rotary_kernel import RotaryKernel
+from rlx.backends.cuda.kernels.rotary.slots import slot_args
 from rlx.backends.cuda.lower_loops import launch_for, lower_region, scratch_bytes
 from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
-from rlx.backends.kernel_args import NodeNumber, Pointer, Status
+from rlx.backends.kernel_args import Pointer
 from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
 from rlx.loops.strided_copies import StridedView, copy
@@ -55,13 +56,14 @@ def lower_rotary(node: Node, ctx: Context) -> list[KernelLaunch]:
     kernel = RotaryKernel(
         x.dtype, out.dtype, None if gamma is None else gamma.dtype, cos.dtype, given,
         op.head_dim, op.n_rot or op.head_dim, op.interleaved, getattr(op, "eps", 0.0),
+        append is not None and append.slots is not None,
     )  # fmt: skip
     pointers = [Pointer(v) if v is not None else 0 for v in (x, gamma, cos, sin, positions)]
     items = batch * tokens * heads
     rows = positions.shape.dims[-1] if positions is not None and positions.shape.rank == 2 else 0
     args = [
-        *pointers, Pointer(out, 0 if append is None else append.offset), Status(),
-        NodeNumber(node), tokens, heads, items, op.offset, cos.shape.dims[0],
+        *pointers, Pointer(out, 0 if append is None else append.offset),
+        *slot_args(node, append), tokens, heads, items, op.offset, cos.shape.dims[0],
         *_strides(x, op, ctx),
         *target, rows,
     ]  # fmt: skip
@@ -84,9 +86,11 @@ def _append(node: Node, ctx: Context) -> tuple[Append | None, tuple[Dim, ...]]:
     pairs = zip(_sizes(node.output, op), own, strict=True)
     found = [append.stride(size, stride) for size, stride in pairs]
     strides = tuple([s for s in found if s is not None])
-    if len(strides) < len(own):
+    if len(strides) < len(own) or not append.has_tokens(_sizes(node.output, op)[1], own[1]):
         return None, own
     ctx.absorb(append)
+    if append.slots is not None:
+        strides = (strides[0], append.axis[1], strides[2])
     return append, strides
 
 
@@ -97,11 +101,14 @@ def lower_cast(node: Node, ctx: Context) -> list[KernelLaunch]:
     strides = None if append is None else source_strides(append, x, ctx.strides(x))
     if append is None or strides is None or 0 in x.shape.dims:
         return lower_region(node, ctx)
-    ctx.absorb(append)
     state = append.state
     heads = _as_heads(append, x, strides, ctx)
     if heads is not None:
+        ctx.absorb(append)
         return [heads]
+    if append.slots is not None:
+        return lower_region(node, ctx)
+    ctx.absorb(append)
     target = StridedView(
         Buffer("operand", 0), state.dtype, tuple([s for _, s, _ in append.dims]), append.offset
     )
@@ -127,20 +134,42 @@ def _as_heads(append: Append, x: Value, strides: list[Dim], ctx: Context) -> Ker
         return None
     if x.dtype.name not in _FLOATS or append.state.dtype.name not in _FLOATS:
         return None
-    free: list[tuple[Dim, Dim, Dim]] = [(1, 0, 0)] * (3 - len(outer))
-    axes = [*free, *((d, s, own) for (d, s, _), own in zip(outer, strides[:-1], strict=True))]
+    axes = _axes(append, outer, strides)
+    if axes is None:
+        return None
     batch, tokens, heads = (d for d, _, _ in axes)
-    kernel = RotaryKernel(x.dtype, append.state.dtype, None, x.dtype, None, size, 0, False, 0.0)
+    kernel = RotaryKernel(
+        x.dtype, append.state.dtype, None, x.dtype, None, size, 0, False, 0.0,
+        append.slots is not None,
+    )  # fmt: skip
     items = batch * tokens * heads
     args = [
-        Pointer(x), 0, 0, 0, 0, Pointer(append.state, append.offset), Status(),
-        NodeNumber(append.node), tokens, heads, items, 0, 0, *(own for _, _, own in axes),
+        Pointer(x), 0, 0, 0, 0, Pointer(append.state, append.offset),
+        *slot_args(append.node, append), tokens, heads, items, 0, 0, *(own for _, _, own in axes),
         *(s for _, s, _ in axes), 0,
     ]  # fmt: skip
     blocks = -(-ctx.upper(items) // kernel.items)
     return KernelLaunch(
         kernel, args, blocks=blocks, node=append.node, reads=[x], writes=[append.state]
     )
+
+
+Axis = tuple[Dim, Dim, Dim]  # a size, its stride in the state and in the value
+
+
+def _axes(append: Append, outer: list[Axis], strides: list[Dim]) -> list[Axis] | None:
+    """Sequences, tokens and heads; what has slots are the tokens."""
+    none: Axis = (1, 0, 0)
+    axes = [(d, s, own) for (d, s, _), own in zip(outer, strides[:-1], strict=True)]
+    if append.slots is None:
+        return [*[none] * (3 - len(axes)), *axes]
+    token: Axis | None = (1, append.axis[1], 0) if append.axis[0] == 1 else None
+    if append.axis in outer:
+        token = axes.pop(outer.index(append.axis))
+    if token is None or len(axes) > 2:
+        return None
+    first, last = ([none] * (2 - len(axes)) + axes)[:2]
+    return [first, token, last]
 
 
 def _sizes(x: Value, op: Any) -> tuple[Dim, Dim, Dim]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.cuda.kernels.rotary.slots import Slots
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Value, f32, i64
 from rlx.llvm.storage import load, memory_type, store
@@ -17,11 +18,12 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class RotaryKernel(BlockKernel):
-    """args: x, gamma, cos, sin, positions, result, status, error number, tokens, heads, items,
-    first position, rows of the tables, strides of x and of the result (batch, token, head), of
-    positions (batch)
+    """args: x, gamma, cos, sin, positions, result, status, error number, slots, slots of the state,
+    tokens, heads, items, first position, rows of the tables, strides of x and of the result (batch,
+    token, head), of positions (batch)
 
-    An item is a head of a token. `rotated` of the `dim` numbers of a head are rotated.
+    An item is a head of a token. `rotated` of the `dim` numbers of a head are rotated. With
+    `slots`, the result goes to the slots of a state.
     """
 
     x: DType
@@ -33,6 +35,7 @@ class RotaryKernel(BlockKernel):
     rotated: int
     interleaved: bool
     eps: float
+    slots: bool = False
 
     @property
     def label(self) -> str:
@@ -55,15 +58,16 @@ class _Emitter:
     def __init__(self, f: BlockFunction, kernel: RotaryKernel) -> None:
         self.f, self.kernel = f, kernel
         args = f["args"]
-        self.x, self.gamma, self.cos, self.sin, self.positions, self.out, self.status = (
-            f.arg(args, i) for i in range(7)
+        self.x, self.gamma, self.cos, self.sin, self.positions, self.out = (
+            f.arg(args, i) for i in range(6)
         )
-        self.node, self.tokens, self.heads, self.items, self.start, self.limit = (
-            f.arg(args, i, i64) for i in range(7, 13)
+        self.slots = Slots(f, args, 6, kernel.slots)
+        self.tokens, self.heads, self.items, self.start, self.limit = (
+            f.arg(args, i, i64) for i in range(10, 15)
         )
-        self.x_strides = [f.arg(args, i, i64) for i in (13, 14, 15)]
-        self.out_strides = [f.arg(args, i, i64) for i in (16, 17, 18)]
-        self.position_stride = f.arg(args, 19, i64)
+        self.x_strides = [f.arg(args, i, i64) for i in (15, 16, 17)]
+        self.out_strides = [f.arg(args, i, i64) for i in (18, 19, 20)]
+        self.position_stride = f.arg(args, 21, i64)
         self.lane = f.lane32()
 
     def emit(self) -> None:
@@ -79,23 +83,28 @@ class _Emitter:
         head = item - row * self.heads
         batch = row.udiv(self.tokens)
         token = row - batch * self.tokens
+        slot, known, wins = self.slots.place(token, self.tokens)
         source, target = (
-            f.gep(base, batch * s[0] + token * s[1] + head * s[2], dtype.bytes)
-            for base, s, dtype in (
-                (self.x, self.x_strides, self.kernel.x),
-                (self.out, self.out_strides, self.kernel.out),
+            f.gep(base, batch * s[0] + at * s[1] + head * s[2], dtype.bytes)
+            for base, at, s, dtype in (
+                (self.x, token, self.x_strides, self.kernel.x),
+                (self.out, slot, self.out_strides, self.kernel.out),
             )
         )
         position = self._position(batch, token)
 
         def rotate() -> None:
-            self._rotate(source, target, position)
+            if wins is None:
+                self._rotate(source, target, position)
+            else:
+                f.if_(wins, lambda: self._rotate(source, target, position))
 
-        if self.kernel.positions is None:
+        found = position.ult(self.limit) if self.kernel.positions is not None else None
+        both = [c for c in (found, known) if c is not None]
+        if not both:
             rotate()
             return
-        report = lambda: f.store(self.node, self.status)  # noqa: E731
-        f.if_(position.ult(self.limit), rotate, report)
+        f.if_(both[0] & both[1] if len(both) > 1 else both[0], rotate, self.slots.report)
 
     def _position(self, batch: Value, token: Value) -> Value:
         f, dtype = self.f, self.kernel.positions

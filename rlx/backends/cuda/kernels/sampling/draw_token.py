@@ -36,13 +36,16 @@ _ONE = float(1 << 40)  # a weight of 1 as an integer
 
 @dataclass(frozen=True)
 class DrawToken(BlockKernel):
-    """args: logits [rows, vocab] (f32), maxima of parts, rng, settings (else 0), tokens, next rng
+    """args: logits [rows, vocab] (f32), maxima of parts, rng, settings (else 0), tokens, next rng,
+    rows
 
-    `settings` are those of the op, where none are given at run time.
+    `settings` are those of the op, where none are given at run time. `each`: rows have an rng and
+    settings of their own, and draw as if they were alone.
     """
 
     vocab: int
     settings: tuple[float, ...] | None
+    each: bool = False
 
     @property
     def label(self) -> str:
@@ -69,11 +72,20 @@ class _Emitter:
         )
         self.row, self.thread = f.block_number(), f.thread()
         self.base = f.gep(self.logits, self.row.to(i64) * self.vocab, 4)
+        self.number = self.row  # which random number of its rng
+        if kernel.each:
+            row = self.row.to(i64)
+            self.rng, self.following = (f.gep(b, row, 16) for b in (self.rng, self.following))
+            self.given, self.number = f.gep(self.given, row, 16), f.i32(0)
 
     def emit(self) -> None:
         f = self.f
         f.let_next_start()
         f.wait_for_previous()
+        f.if_(self.row < f.arg(f["args"], 6, i32), self._emit_row)
+
+    def _emit_row(self) -> None:
+        f = self.f
         self.temperature, k, self.top_p, self.min_p = self._settings()
         self.top_k = f.select(k > 0.0, f.min_fast(k, float(1 << 30)), 0.0).to(i32)
         top, at = self._maximum()
@@ -106,7 +118,7 @@ class _Emitter:
             f.store(f.load(self.rng, i64), self.following)
             f.store(f.load(self.rng, i64, 8) + 1, self.following, 8)
 
-        f.if_(self.row.eq(0), following)
+        f.if_(self.number.eq(0), following)
 
     def _maximum(self) -> tuple[Value, Value]:
         """The largest logit of the row and its index; the maxima of parts are kept in shared
@@ -142,7 +154,7 @@ class _Emitter:
 
     def _point(self) -> Value:
         """The number in [0, 1) that decides."""
-        return emit_uniform(self.f, self.rng, self.row)
+        return emit_uniform(self.f, self.rng, self.number)
 
     # -- a few candidates -------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from rlx.ir.node import Node
 
 
 def _suits(node: Node) -> bool:
-    logits, rng = node.inputs[0].shape, node.inputs[1].shape
-    return logits.dtype.name == "f32" and isinstance(logits.dims[-1], int) and rng.rank == 1
+    logits = node.inputs[0].shape
+    return logits.dtype.name == "f32" and isinstance(logits.dims[-1], int)
 
 
 def _rows(node: Node) -> Dim:
@@ -32,12 +32,14 @@ def lower_sample(node: Node, ctx: Context) -> list[KernelLaunch]:
     logits, rng, *settings = node.inputs
     vocab, rows = logits.shape.dims[-1], _rows(node)
     assert isinstance(vocab, int)
-    if not isinstance(rows, int) or not rows:
-        return [KernelLaunch(None)]  # the host counts rows that only a run knows
+    most = ctx.upper(rows)
+    if not most:
+        return [KernelLaunch(None)]  # the rng goes on
     fixed = None if settings else (op.temperature, float(op.top_k), op.top_p, op.min_p)
     maxima: KernelArg = Scratch(node)
     given: KernelArg = Pointer(settings[0]) if settings else 0
-    parts = KernelLaunch(PartMaxima(vocab), [Pointer(logits), maxima], blocks=rows * BLOCKS)
+    parts = KernelLaunch(PartMaxima(vocab), [Pointer(logits), maxima, rows], blocks=most * BLOCKS)
     outputs = [Pointer(v) for v in node.outputs]
-    args = [Pointer(logits), maxima, Pointer(rng), given, *outputs]
-    return [parts, KernelLaunch(DrawToken(vocab, fixed), args, blocks=rows)]
+    args = [Pointer(logits), maxima, Pointer(rng), given, *outputs, rows]
+    draw = DrawToken(vocab, fixed, rng.shape.rank > 1)
+    return [parts, KernelLaunch(draw, args, blocks=most)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
-from rlx.llvm.builder import Value, f32, i64
+from rlx.llvm.builder import Value, f32, i32, i64
 from rlx.support.records import dataclass
 
 PARTS = 512
@@ -15,7 +15,7 @@ BLOCKS = PARTS // _WARPS  # of a row
 
 @dataclass(frozen=True)
 class PartMaxima(BlockKernel):
-    """args: logits [rows, vocab] (f32), maxima [rows, PARTS] (f32, then indices i32)
+    """args: logits [rows, vocab] (f32), maxima [rows, PARTS] (f32, then indices i32), rows
 
     A warp has a part of a row. NaN counts as -inf; of equal ones the first wins.
     """
@@ -38,6 +38,12 @@ class PartMaxima(BlockKernel):
         part = number - row * PARTS
         f.let_next_start()
         f.wait_for_previous()
+        inside = row < f.arg(f["args"], 2, i32)
+        f.if_(inside, lambda: self._emit_part(f, logits, maxima, row, part))
+
+    def _emit_part(
+        self, f: BlockFunction, logits: Value, maxima: Value, row: Value, part: Value
+    ) -> None:
         base = f.gep(logits, row.to(i64) * self.vocab, 4)
         low, high = part_range(f, part, self.vocab)
 

@@ -1,0 +1,1 @@
+"""Sorting along an axis, and searching in sorted tables."""
