@@ -37,6 +37,11 @@ SETTINGS = (
     ),
     Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
     Setting("RLX_DEVICE", "cpu", "the device of array functions and `rlx.jit`: cpu, reference, …"),
+    Setting(
+        "RLX_PERSISTENT",
+        "0",
+        "decode as one kernel on GPUs: 0 never, auto where it is faster, 1 wherever it can be",
+    ),
     Setting("RLX_API_KEYS", "", "keys that `rlx serve` accepts, separated by commas"),
     Setting("RLX_CHECK_NAN", "0", "1 checks every result and names the first bad node"),
 )

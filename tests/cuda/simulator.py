@@ -8,13 +8,22 @@ the fake driver: an access outside an allocation, or one that is not aligned, is
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.builder import (
+    FIXED_LIMIT,
+    FIXED_NAN,
+    FIXED_SCALE,
+    WARP,
+    BlockFunction,
+    KernelModule,
+    Place,
+)
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.ir.op import lookup
 from rlx.llvm.builder import Type, Value, f32, i1, i32, i64, ptr, void
@@ -58,13 +67,15 @@ class Simulated(BlockFunction):
     ) -> None:
         super().__init__(module, "kernel", [("args", ptr)], void, False, False)
         self.threads, self.inside, self.size = threads, inside, shared
+        self.scheduler = module.scheduler
         self.count = threads * module.blocks
         self.own = np.arange(self.count) // threads * shared  # where a block's shared memory is
         self.active = np.ones(self.count, bool)
         self.bytes = np.full(shared * module.blocks + 1024, 0xCD, np.uint8)
         self.pending: list[tuple[Any, list[tuple[Any, ...]]]] = []  # who has them, copies
         self.open: list[tuple[Any, ...]] = []
-        self.waited = self.fenced = False
+        self.fenced = False
+        self.waits = np.zeros(self.count, bool)  # threads that wait for the kernel in front
         self.groups = 0
         self.phases: dict[int, list[tuple[int, list[tuple[Any, Any]]]]] = {}  # of mbarriers
         self.passed: dict[int, int] = {}
@@ -222,6 +233,9 @@ class Simulated(BlockFunction):
         flat = np.ascontiguousarray(rows).view(element)
         return self.make(flat if type_.lanes > 1 else flat[:, 0], type_)
 
+    def load_shared_pointer(self, address: Value, offset: int = 0) -> SimValue:
+        return self.load_shared(address, ptr, offset, align=8)
+
     def _check_shared(self, at: Any, size: int, align: int) -> None:
         used = at[self.active]
         assert (used % align == 0).all(), "shared memory not aligned"
@@ -309,6 +323,22 @@ class Simulated(BlockFunction):
                 self.bytes[at] = data
             self.passed[place] += 1
 
+    def watch_phase(self, address: Value, parity: Value) -> None:
+        pass
+
+    def copy_bytes(self, address: Value, source: Value, count: int, mbarrier: Value) -> None:
+        at, of = data_of(address).astype(np.int64), data_of(source)
+        self._check_shared(at, count, 16)
+        assert count % 16 == 0 and (of[self.active] % 16 == 0).all(), "not aligned"
+        self.inside(of[self.active], count)
+        for t in np.flatnonzero(self.active):
+            data = np.frombuffer(ctypes.string_at(int(of[t]), count), np.uint8)
+            place = int(data_of(mbarrier)[t] + self.own[t])
+            self.phases[place][-1][1].append((at[t] + self.own[t] + np.arange(count), data))
+
+    def fence_copies(self) -> None:
+        pass
+
     def acquire_map(self, tensor_map: Value) -> None:
         self.inside(data_of(tensor_map)[self.active], 128)
 
@@ -350,6 +380,13 @@ class Simulated(BlockFunction):
             results.append((mask, listed))
         self.active = before
         return self._merged(results)
+
+    def when(self, condition: Value) -> Iterator[None]:
+        before = self.active
+        self.active = before & data_of(condition)
+        if self.active.any():
+            yield
+        self.active = before
 
     def _merged(self, results: list[tuple[Any, list[Value]]]) -> list[Value]:
         if not results:
@@ -407,7 +444,8 @@ class Simulated(BlockFunction):
         return WARP
 
     def launched_block(self) -> SimValue:
-        return self.make(np.arange(self.count) // self.threads, i32)
+        first = self.scheduler.block
+        return self.make(first + np.arange(self.count) // self.threads, i32)
 
     def thread(self) -> SimValue:
         return self.make(np.arange(self.count) % self.threads, i32)
@@ -429,8 +467,7 @@ class Simulated(BlockFunction):
         self.inside(data_of(address)[self.active], 1)
 
     def wait_for_previous(self) -> None:
-        assert self.is_part or self.active.all(), "some threads do not wait"
-        self.waited = True
+        self.waits |= self.active
 
     def let_next_start(self) -> None:
         pass
@@ -447,6 +484,59 @@ class Simulated(BlockFunction):
                 cell.value = 0
                 last[t : t + self.threads] = True
         return self.make(last, i1)
+
+    # -- values that are handed over --------------------------------------------------------------
+
+    def hand_over(self, value: Value, address: Value, tag: Value) -> None:
+        words = np.ascontiguousarray(data_of(value)).view(np.int32) & ~3 | data_of(tag)
+        places = self._checked(data_of(address), i32, 4)
+        self.scheduler.store(places, words[self.active])
+
+    def look(self, places: Sequence[Place]) -> list[Value]:
+        return [
+            self._load(data_of(address) + offset + 4 * i, i32, 4 * width if i == 0 else 4)
+            for address, offset, width in places
+            for i in range(width)
+        ]
+
+    def look_at_sums(self, address: Value, offsets: Sequence[int]) -> list[Value]:
+        return [self._load(data_of(address) + offset, i64, 8) for offset in offsets]
+
+    def _await(self, words: Sequence[Value], look: Any, mask: int, wanted: Value) -> list[Value]:
+        """All blocks have come this far, or the scheduler lets others run until they have."""
+        tags = data_of(wanted)[self.active] & mask
+        found = list(words)
+        while any(((data_of(w)[self.active] & mask) != tags).any() for w in found):
+            self.scheduler.wait()
+            found = look()
+        self.scheduler.waits = 0
+        return found
+
+    def receive(self, places: Sequence[Place], tag: Value, seen: Sequence[Value]) -> list[Value]:
+        words = self._await(seen, lambda: self.look(places), 3, tag)
+        return [self.bitcast(w, f32) for w in words]
+
+    def add_fixed(self, value: Value, address: Value) -> None:
+        with np.errstate(all="ignore"):
+            scaled = data_of(value).astype(np.float64) * FIXED_SCALE
+            fine = np.abs(scaled) < FIXED_NAN * FIXED_SCALE
+        whole = np.rint(np.where(fine, scaled, FIXED_NAN * FIXED_SCALE)).astype(np.int64)
+        places = self._checked(data_of(address), i64, 8)
+        self.scheduler.add(places, ((whole << 8) + 1)[self.active])
+
+    def receive_sums(
+        self, address: Value, offsets: Sequence[int], count: Value, seen: Sequence[Value]
+    ) -> list[Value]:
+        words = self._await(seen, lambda: self.look_at_sums(address, offsets), 255, count)
+        made: list[Value] = []
+        for word in words:
+            number = (data_of(word) >> 8) / FIXED_SCALE
+            made.append(self.make(np.where(np.abs(number) < FIXED_LIMIT, number, np.nan), f32))
+        return made
+
+    def from_lane(self, value: Value, lane: int) -> Value:
+        self._require_warps()
+        return self.make(data_of(value)[np.arange(self.count) // WARP * WARP + lane], value.type)
 
     def exchange(self, value: Value, distance: int) -> SimValue:
         self._require_warps()
@@ -582,6 +672,17 @@ class Simulated(BlockFunction):
         with np.errstate(all="ignore"):
             return self.make(np.exp2(data_of(x).astype(np.float64)), f32)
 
+    def ticks(self) -> Value:
+        return self.i32(0)
+
+    def rsqrt_fast(self, x: Value) -> Value:
+        with np.errstate(all="ignore"):
+            return self.make(1 / np.sqrt(data_of(x).astype(np.float64)), f32)
+
+    def reciprocal_fast(self, x: Value) -> Value:
+        with np.errstate(all="ignore"):
+            return self.make(1 / data_of(x).astype(np.float64), f32)
+
     def larger(self, a: Value, b: Value) -> SimValue:
         return self.make(np.fmax(data_of(a), data_of(b)), f32)
 
@@ -633,10 +734,121 @@ def mapped_tile(address: int, row: int, column: int, inside: Inside) -> Any:
     return tile
 
 
+class Together:
+    """All blocks run side by side: what a block waits for has come before, or never comes."""
+
+    block = 0  # the first of those that are simulated
+
+    def store(self, places: Any, words: Any) -> None:
+        memory, low = bytes_at(places, 4)
+        raw = np.ascontiguousarray(words.astype(np.int32)).view(np.uint8).reshape(-1, 4)
+        memory[(places - low)[:, None] + np.arange(4)] = raw
+
+    def add(self, places: Any, words: Any) -> None:
+        for place, word in zip(places.tolist(), words.tolist(), strict=True):
+            cell = ctypes.c_longlong.from_address(place)
+            cell.value += word
+
+    waits = 0
+
+    def wait(self) -> None:
+        """What was looked at early has come since, or never comes."""
+        self.waits += 1
+        assert self.waits < 2, "a value that never comes"
+
+
+class InTurns(Together):
+    """A block on its own, in a thread of its own: others run while it waits, and between any two
+    values that it hands over."""
+
+    def __init__(self, turns: Turns, block: int) -> None:
+        self.turns, self.block = turns, block
+
+    def store(self, places: Any, words: Any) -> None:
+        self._in_any_order(super().store, places, words)
+
+    def add(self, places: Any, words: Any) -> None:
+        self._in_any_order(super().add, places, words)
+
+    def _in_any_order(self, write: Callable[[Any, Any], None], places: Any, words: Any) -> None:
+        order = self.turns.rng.permutation(len(places))
+        for half in np.array_split(order, 2):
+            if len(half):
+                write(places[half], words[half])
+            self.turns.progress()
+            self.turns.next(self.block)
+
+    def wait(self) -> None:
+        self.turns.next(self.block, waits=True)
+
+
+class Turns:
+    """One block at a time runs, chosen by chance."""
+
+    def __init__(self, blocks: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.locks = [threading.Semaphore(0) for _ in range(blocks)]
+        self.live, self.waiting = set(range(blocks)), set[int]()
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+    def progress(self) -> None:
+        self.waiting.clear()
+
+    def next(self, block: int, waits: bool = False) -> None:
+        if waits:
+            self.waiting.add(block)
+        chosen = self._choose()
+        if chosen != block:
+            self.locks[chosen].release()
+            self.locks[block].acquire()
+        if self.error:
+            raise AssertionError("another block failed")
+
+    def _choose(self) -> int:
+        ready = sorted(self.live - self.waiting)
+        if not ready:
+            raise AssertionError(f"all blocks wait: {sorted(self.waiting)}")
+        return int(self.rng.choice(ready))
+
+    def run(self, block: int, body: Callable[[], None]) -> None:
+        self.locks[block].acquire()
+        try:
+            if not self.error:
+                body()
+        except BaseException as error:
+            self.error = self.error or error
+        self.live.discard(block)
+        self.waiting.clear()
+        if self.live:
+            self.locks[self._choose()].release()
+        else:
+            self.done.set()
+
+
+def run_in_turns(kernel: BlockKernel, blocks: int, args: int, inside: Inside, seed: int) -> None:
+    """Run a launch, its blocks one at a time, in an order that the seed gives."""
+    turns = Turns(blocks, seed)
+
+    def run(block: int) -> None:
+        module = SimulatedModule(1, args, inside, InTurns(turns, block))
+        turns.run(block, lambda: kernel.emit(module))
+
+    for block in range(blocks):
+        threading.Thread(target=run, args=(block,), daemon=True).start()
+    turns.locks[0].release()
+    assert turns.done.wait(300), "blocks that never end"
+    if turns.error:
+        raise turns.error
+
+
 class SimulatedModule(KernelModule):
-    def __init__(self, blocks: int, args: int, inside: Inside) -> None:
+    def __init__(
+        self, blocks: int, args: int, inside: Inside, scheduler: Together | None = None
+    ) -> None:
         super().__init__(Target.host())
         self.blocks, self.args, self.inside = blocks, args, inside
+        self.scheduler = scheduler or Together()
 
     def begin_block(self, threads: int, shared: int = 0, min_blocks: int = 1) -> Simulated:
         self.made = Simulated(self, threads, shared, self.args, self.inside)
@@ -660,6 +872,6 @@ def run_kernel(kernel: BlockKernel, blocks: int, args: int, inside: Inside) -> N
     """Run a launch, all blocks side by side."""
     module = SimulatedModule(blocks, args, inside)
     kernel.emit(module)
-    assert module.made.waited, "the kernel does not wait for the one in front"
+    assert module.made.waits.all(), "threads do not wait for the kernel in front"
     assert not module.made.open, "copies without a group"
     assert not any(module.made.phases.values()), "copies that nobody waits for"

@@ -16,6 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.specialize.options import CompileOptions
+from rlx.support.settings import setting
 
 if TYPE_CHECKING:
     from rlx.backends.cuda.compiler import Compiler
@@ -37,7 +38,7 @@ class CudaBackend(Backend):
     def compiler(self) -> Compiler:
         from rlx.backends.cuda.compiler import Compiler  # artifacts load without it
 
-        return Compiler(self.kernels.target.cpu)
+        return Compiler(self.kernels.target.cpu, self.gpu.multiprocessors)
 
     def has_native(self, node: Node) -> bool:
         return self.compiler.has_native(node)
@@ -83,7 +84,8 @@ class CudaBackend(Backend):
 
     @property
     def target_key(self) -> str:
-        return f"{self.kernels.target.key};{version_text()}"
+        form = f"{setting('RLX_PERSISTENT')} of {self.gpu.multiprocessors}"
+        return f"{self.kernels.target.key};{version_text()};persistent {form}"
 
     @property
     def compile_count(self) -> int:

@@ -15,6 +15,10 @@ from rlx.errors import UnsupportedError
 from rlx.llvm.builder import Function, Module, Type, Value, i64
 from rlx.llvm.target import Target
 
+Place = tuple[Value, int, int]  # an address, bytes from there, and how many numbers: 1, 2 or 4
+FIXED_SCALE = float(1 << 28)
+FIXED_NAN, FIXED_LIMIT = float(1 << 23), float(1 << 22)  # what stands for NaN; the largest number
+
 THREADS = 256  # of a block of a loop nest
 WARP = 32  # threads that run together and can exchange values
 PTX = "+ptx86"  # the PTX version that every driver from CUDA 12.7 on reads
@@ -83,6 +87,7 @@ class BlockFunction(KernelFunction):
 
     first_block = 0  # of the part of a launch that is emitted
     is_part = False
+    patience = 0  # clocks after which a wait ends in an error of the launch; 0: never
 
     @contextmanager
     def part(self, block: int, args: int) -> Iterator[None]:
@@ -148,6 +153,10 @@ class BlockFunction(KernelFunction):
     def load_shared(self, address: Value, type_: Type, offset: int = 0, align: int = 0) -> Value:
         raise NotImplementedError
 
+    def load_shared_pointer(self, address: Value, offset: int = 0) -> Value:
+        """An address of global memory."""
+        raise NotImplementedError
+
     def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
         raise NotImplementedError
 
@@ -193,6 +202,19 @@ class BlockFunction(KernelFunction):
         1."""
         raise NotImplementedError
 
+    def watch_phase(self, address: Value, parity: Value) -> None:
+        """As `wait_phase`, for a thread that does not read what has come."""
+        raise NotImplementedError
+
+    def copy_bytes(self, address: Value, source: Value, count: int, mbarrier: Value) -> None:
+        """Begin to copy so many bytes from global to shared memory; all are multiples of 16. The
+        mbarrier expects them."""
+        raise NotImplementedError
+
+    def fence_copies(self) -> None:
+        """Copies that this thread begins from now on see what it can see."""
+        raise NotImplementedError
+
     def acquire_map(self, tensor_map: Value) -> None:
         """This thread may copy by a tensor map that the host wrote."""
         raise NotImplementedError
@@ -212,7 +234,46 @@ class BlockFunction(KernelFunction):
         """The four warps that call this have so many registers from now on."""
         raise NotImplementedError
 
+    # -- values that are handed over while a kernel runs -------------------------------------------
+    # The two lowest bits of an f32 are a tag: a value says by itself that it has come, so there is
+    # neither a flag nor a fence between the two sides.
+
+    def hand_over(self, value: Value, address: Value, tag: Value) -> None:
+        """Store an f32 with its tag (i32, 0 to 3), for other blocks."""
+        raise NotImplementedError
+
+    def look(self, places: Sequence[Place]) -> list[Value]:
+        """What is at these places now, for `receive`: the thread may do something else until it has
+        come from far away."""
+        raise NotImplementedError
+
+    def receive(self, places: Sequence[Place], tag: Value, seen: Sequence[Value]) -> list[Value]:
+        """The f32 at these places once all have this tag; `seen` is what `look` has found."""
+        raise NotImplementedError
+
+    # A sum in fixed point is an i64: 56 bits of multiples of 2⁻²⁸, and 8 bits that count what was
+    # added. It is the same in any order, and says by itself that it is complete.
+
+    def add_fixed(self, value: Value, address: Value) -> None:
+        """Add an f32 to a sum that other blocks add to."""
+        raise NotImplementedError
+
+    def look_at_sums(self, address: Value, offsets: Sequence[int]) -> list[Value]:
+        """As `look`, for `receive_sums`."""
+        raise NotImplementedError
+
+    def receive_sums(
+        self, address: Value, offsets: Sequence[int], count: Value, seen: Sequence[Value]
+    ) -> list[Value]:
+        """The sums so many bytes from an address, as f32, once so many numbers (i32, modulo 256)
+        were added to each. What was no number, or beyond 2²², is NaN."""
+        raise NotImplementedError
+
     # -- warps ------------------------------------------------------------------------------------
+
+    def from_lane(self, value: Value, lane: int) -> Value:
+        """The value, an f32 or i32, of a lane of the warp, in all of them."""
+        raise NotImplementedError
 
     def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
         """`count` matrices of 8 x 8 16-bit elements, two of each in an i32 of a thread: element
@@ -284,6 +345,18 @@ class BlockFunction(KernelFunction):
 
     def exp2_fast(self, x: Value) -> Value:
         """2ˣ to about 2 units in the last place; denormal results are 0."""
+        raise NotImplementedError
+
+    def ticks(self) -> Value:
+        """A counter of the multiprocessor's clock, an i32."""
+        raise NotImplementedError
+
+    def rsqrt_fast(self, x: Value) -> Value:
+        """1 / √x to about 2 units in the last place."""
+        raise NotImplementedError
+
+    def reciprocal_fast(self, x: Value) -> Value:
+        """1 / x to about 2 units in the last place."""
         raise NotImplementedError
 
     def larger(self, a: Value, b: Value) -> Value:

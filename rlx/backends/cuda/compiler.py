@@ -25,10 +25,10 @@ from rlx.passes.views import insert_contiguous
 
 
 class Compiler:
-    """For GPUs of one name, such as sm_90a."""
+    """For GPUs of one name, such as sm_90a, with so many multiprocessors."""
 
-    def __init__(self, cpu: str) -> None:
-        self.cpu = cpu
+    def __init__(self, cpu: str, multiprocessors: int) -> None:
+        self.cpu, self.multiprocessors = cpu, multiprocessors
 
     def has_native(self, node: Node) -> bool:
         return node.op.is_view or TABLE.find(node) is not None or runs_on_host(node)
@@ -51,4 +51,4 @@ class Compiler:
 
     def program(self, lir: Lir) -> LoweredProgram:
         require_scratch(lir, self.scratch)
-        return LoweredProgram(lir, self.cpu)
+        return LoweredProgram(lir, self.cpu, self.multiprocessors)

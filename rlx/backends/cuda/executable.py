@@ -27,6 +27,7 @@ from rlx.backends.cuda.profile import CudaRecording
 from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program, place_of
 from rlx.backends.cuda.tensor_map import MapStore
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
+from rlx.errors import CodegenError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import evaluate
 from rlx.ir.lir import Lir
@@ -55,13 +56,13 @@ class CudaExecutable(KernelExecutable):
         self._uploaded = b""
         self._written: tuple[int, ...] | None = None  # sizes that the table is written for
         self._constants = {b: allocator.put(a) for b, a in self.program.constants.items()}
-        self._buffers: dict[Base, Buffer] = dict(self._constants)
+        self._buffers: dict[Base, Buffer] = {**self._constants, **self._lasting(program.bases)}
         self._addresses: dict[Base, int] = {
             NUMBER: 0,
             ARENA: _address(self.arena),
             STATUS: int(self._status.ctypes.data),
             TABLE: _address(self.table),
-            **{b: _address(buffer) for b, buffer in self._constants.items()},
+            **{b: _address(buffer) for b, buffer in self._buffers.items()},
         }
         self._maps, self._maps_of_runs = MapStore(allocator), MapStore(allocator)
         self._run_maps = self.program.maps_of_runs()
@@ -76,6 +77,20 @@ class CudaExecutable(KernelExecutable):
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
         self._at_slots = False  # whether the last run had all inputs and outputs in the arena
         self._slots: dict[tuple[Any, ...], Buffer] = {}
+
+    def _lasting(self, bases: Sequence[Base]) -> dict[Base, Buffer]:
+        """Memory that kernels keep. Their blocks wait for each other: all must have room."""
+        found: dict[Base, Buffer] = {}
+        for base in bases:
+            if base[0] == "lasting":
+                _, count, blocks = base[1]
+                if blocks > self.kernels.gpu.multiprocessors:
+                    raise CodegenError(
+                        "code for a GPU with more multiprocessors", where="cuda", got=blocks,
+                        expected=self.kernels.gpu.multiprocessors,
+                    )  # fmt: skip
+                found[base] = self.allocator.alloc((count,), np.uint8)
+        return found
 
     @property
     def lir(self) -> Lir:

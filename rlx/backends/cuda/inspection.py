@@ -52,7 +52,8 @@ class CudaInspection(Inspection):
 
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
         target = self.backend.kernels.target.cpu
-        launches = [self._launch(x) for x in LoweredProgram(lir, target).launches]
+        made = LoweredProgram(lir, target, self.backend.gpu.multiprocessors)
+        launches = [self._launch(x) for x in made.launches]
         return NativeProgram(lir, launches, lambda: [False] * len(launches), 1, target)
 
     def _launch(self, x: KernelLaunch) -> LaunchInfo:

@@ -19,7 +19,16 @@ class Counters:
     count: int
 
 
-KernelArg = NodeArg | Counters | TensorMap
+@dataclass(frozen=True)
+class Lasting:
+    """The address of `count` bytes that are 0 at first and keep what the kernel writes there, whose
+    `blocks` blocks must all run at once."""
+
+    count: int
+    blocks: int
+
+
+KernelArg = NodeArg | Counters | Lasting | TensorMap
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.launches import Counters, KernelArg, KernelLaunch
+from rlx.backends.cuda.kernels.persistent.plan import persist
+from rlx.backends.cuda.launches import Counters, KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.lowering import lower_graph
 from rlx.backends.cuda.merge import merge_launches
 from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program, place_of
@@ -16,14 +17,21 @@ from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.ir.dim import Dim, Expr, is_affine
 from rlx.ir.lir import Lir
+from rlx.support.settings import debug, setting
 
 
 class LoweredProgram(Program):
-    """The program of a plan, for a GPU of this name."""
+    """The program of a plan, for a GPU of this name. `unsuited` is why there is no persistent
+    kernel in it."""
 
-    def __init__(self, lir: Lir, cpu: str) -> None:
+    def __init__(self, lir: Lir, cpu: str, multiprocessors: int) -> None:
         super().__init__()
-        self.lir, self.launches = lir, merge_launches(lower_graph(lir, cpu), lir)
+        wish = setting("RLX_PERSISTENT")
+        found, self.unsuited = persist(lower_graph(lir, cpu), lir, cpu, multiprocessors, wish)
+        if self.unsuited and wish != "0":
+            debug(1, f"decode is no persistent kernel: {self.unsuited}")
+        self.lir, self.launches = lir, merge_launches(found, lir)
+        self._lasting = 0  # how many launches keep memory
         self.nodes = [x.node.id for x in self.launches if x.node is not None]
         self.symbols = sorted(lir.live)
         self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
@@ -62,6 +70,9 @@ class LoweredProgram(Program):
         if isinstance(arg, Counters):
             self._counters += arg.count
             return TABLE, 8 * (first + self._counters - arg.count)
+        if isinstance(arg, Lasting):
+            self._lasting += 1
+            return ("lasting", (self._lasting, arg.count, arg.blocks)), 0
         if isinstance(arg, TensorMap):
             where, offset = self._resolved(arg.start, first)
             assert isinstance(offset, int)

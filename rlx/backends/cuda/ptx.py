@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rlx.backends.cuda.builder import THREADS, WARP, BlockFunction, KernelFunction, KernelModule
+from rlx.backends.cuda.builder import (
+    FIXED_LIMIT,
+    FIXED_NAN,
+    FIXED_SCALE,
+    THREADS,
+    WARP,
+    BlockFunction,
+    KernelFunction,
+    KernelModule,
+    Place,
+)
 from rlx.llvm.builder import Type, Value, bf16, f16, f32, i32, i64, ptr, void
 from rlx.llvm.nest import elements
 
 _SHARED = "@shared_memory"
 _LOG2_E = 1.4426950408889634
+_TAG = 3  # the bits of a word that are its tag
+_CLOCKS_OF_A_POLL = 512  # at least
 _OVERLAP = 90  # the first GPUs whose kernels may start before the one in front has ended
 
 
@@ -64,8 +76,9 @@ class GpuFunction(BlockFunction):
         """Arg `index` of the kernel. Pointers are marked as global: LLVM cannot know that of an
         address that comes from memory."""
         found = super().arg(args, index, type_)
-        if type_ is not ptr:
-            return found
+        return self._global(found) if type_ is ptr else found
+
+    def _global(self, found: Value) -> Value:
         there = self.instr(f"addrspacecast ptr {found.name} to ptr addrspace(1)", ptr)
         return self.instr(f"addrspacecast ptr addrspace(1) {there.name} to ptr", ptr)
 
@@ -159,6 +172,9 @@ class GpuFunction(BlockFunction):
         tail = f"align {align or self._align(type_)}"
         return self.instr(f"load {type_.name}, ptr addrspace(3) {there}, {tail}", type_)
 
+    def load_shared_pointer(self, address: Value, offset: int = 0) -> Value:
+        return self._global(self.load_shared(address, ptr, offset, align=8))
+
     def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
         there = self._shared(address, offset)
         tail = f"align {align or self._align(value.type)}"
@@ -200,12 +216,30 @@ class GpuFunction(BlockFunction):
         self._asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", [], given)
 
     def wait_phase(self, address: Value, parity: Value) -> None:
-        again = "AGAIN_${:uid}"
-        text = (
-            f"{{ .reg .pred p; {again}: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
-            f"@!p bra {again}; }}"
-        )
+        again, done = "AGAIN_${:uid}", "DONE_${:uid}"
+        wait = "mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;"
+        text = f"{{ .reg .pred p; {again}: {wait} @!p bra {again}; }}"
+        if self.patience:
+            text = (
+                f"{{ .reg .pred p; .reg .u64 a, b; {wait} @p bra {done}; mov.u64 a, %clock64; "
+                f"{again}: {wait} @p bra {done}; mov.u64 b, %clock64; sub.u64 b, b, a; "
+                f"setp.lt.u64 p, b, {self.patience}; @p bra {again}; trap; {done}: }}"
+            )
         self._asm(text, [], [self._shared_number(address), parity])
+
+    def watch_phase(self, address: Value, parity: Value) -> None:
+        self.wait_phase(address, parity)
+
+    def copy_bytes(self, address: Value, source: Value, count: int, mbarrier: Value) -> None:
+        text = (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+            f"[$0], [$1], {count}, [$2];"
+        )
+        to, counted = self._shared_number(address), self._shared_number(mbarrier)
+        self._asm(text, [], [to, source, counted])
+
+    def fence_copies(self) -> None:
+        self._asm("fence.proxy.async;", [], [])
 
     def acquire_map(self, tensor_map: Value) -> None:
         self._asm("fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", [], [tensor_map])
@@ -228,7 +262,84 @@ class GpuFunction(BlockFunction):
         way = "inc" if more else "dec"
         self._asm(f"setmaxnreg.{way}.sync.aligned.u32 {count};", [], [])
 
+    # -- values that are handed over --------------------------------------------------------------
+
+    def hand_over(self, value: Value, address: Value, tag: Value) -> None:
+        word = (value.bits(i32) & ~_TAG) | tag
+        self._asm("st.relaxed.gpu.global.u32 [$0], $1;", [], [address, word])
+
+    def look(self, places: Sequence[Place]) -> list[Value]:
+        found = []
+        for address, offset, width in places:
+            names = ", ".join(f"${i}" for i in range(width))
+            to, form = ("$0", "") if width == 1 else (f"{{{names}}}", f".v{width}")
+            text = f"ld.relaxed.gpu.global{form}.u32 {to}, [${width}+{offset}];"
+            found += self._asm(text, ["r"] * width, [address])
+        return found
+
+    def receive(self, places: Sequence[Place], tag: Value, seen: Sequence[Value]) -> list[Value]:
+        words = self._poll(lambda: self.look(places), tag, _TAG, seen)
+        return [word.bits(f32) for word in words]
+
+    def _poll(
+        self, look: Callable[[], list[Value]], tag: Value, mask: int, seen: Sequence[Value]
+    ) -> list[Value]:
+        """Look until all words end in the tag."""
+
+        def wrong(words: Sequence[Value]) -> Value:
+            found = self.i32(0)
+            for word in words:
+                found = found | (word.to(i32) ^ tag)
+            return found & mask
+
+        most = self.patience // _CLOCKS_OF_A_POLL or 1 << 30
+
+        def again(_: Value, tries: Value, *__: Value) -> list[Value]:
+            words = look()
+            return [wrong(words), tries + 1, *words]
+
+        found = self.while_(
+            [wrong(seen), self.i32(0), *seen],
+            lambda wrong, tries, *_: wrong.ne(0) & (tries < most),
+            again,
+        )
+        for _ in self.when(found[0].ne(0)):
+            self._asm("trap;", [], [])
+        return found[2:]
+
+    def add_fixed(self, value: Value, address: Value) -> None:
+        scaled = value * FIXED_SCALE
+        size = self.abs(scaled)
+        scaled = self.select(size < FIXED_NAN * FIXED_SCALE, scaled, FIXED_NAN * FIXED_SCALE)
+        text = (
+            "{ .reg .s64 a; cvt.rni.s64.f32 a, $1; shl.b64 a, a, 8; add.s64 a, a, 1; "
+            "red.relaxed.gpu.global.add.u64 [$0], a; }"
+        )
+        self._asm(text, [], [address, scaled])
+
+    def look_at_sums(self, address: Value, offsets: Sequence[int]) -> list[Value]:
+        return [
+            self._asm(f"ld.relaxed.gpu.global.u64 $0, [$1+{o}];", ["l"], [address])[0]
+            for o in offsets
+        ]
+
+    def receive_sums(
+        self, address: Value, offsets: Sequence[int], count: Value, seen: Sequence[Value]
+    ) -> list[Value]:
+        words = self._poll(lambda: self.look_at_sums(address, offsets), count, 255, seen)
+        made = []
+        for word in words:
+            text = "cvt.rn.f32.s64 $0, $1;"
+            number = self._asm(text, ["f"], [word.ashr(8)], effect=False)[0] * (1 / FIXED_SCALE)
+            fine = self.abs(number) < FIXED_LIMIT
+            made.append(self.select(fine, number, float("nan")))
+        return made
+
     # -- warps ------------------------------------------------------------------------------------
+
+    def from_lane(self, value: Value, lane: int) -> Value:
+        text = f"shfl.sync.idx.b32 $0, $1, {lane}, 31, 0xffffffff;"
+        return self._asm(text, ["r"], [value.bits(i32)], effect=False)[0].bits(value.type)
 
     def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
         names = ", ".join(f"${i}" for i in range(count))
@@ -330,13 +441,22 @@ class GpuFunction(BlockFunction):
     def exp2_fast(self, x: Value) -> Value:
         return self._asm("ex2.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
 
+    def ticks(self) -> Value:
+        return self._asm("mov.u32 $0, %clock;", ["r"], [])[0]
+
+    def rsqrt_fast(self, x: Value) -> Value:
+        return self._asm("rsqrt.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
+
+    def reciprocal_fast(self, x: Value) -> Value:
+        return self._asm("rcp.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
+
     def larger(self, a: Value, b: Value) -> Value:
         return self._asm("max.f32 $0, $1, $2;", ["f"], [a, b], effect=False)[0]
 
     def activate(self, name: str, x: Value) -> Value:
         if name == "silu":  # both to 2 units in the last place
             below = self.exp2_fast(x * -_LOG2_E) + 1.0
-            return x * self._asm("rcp.approx.ftz.f32 $0, $1;", ["f"], [below], effect=False)[0]
+            return x * self.reciprocal_fast(below)
         return elements.activate(name, x)
 
     def text(self) -> str:

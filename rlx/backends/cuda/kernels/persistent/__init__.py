@@ -1,0 +1,1 @@
+"""Decode of dense models as one kernel whose blocks stay, and hand values over to each other."""

@@ -1,0 +1,455 @@
+"""All layers of a dense model and its head as one kernel, for one token.
+
+Each block stays on its multiprocessor. A warp of it copies the block's weights, layer after layer,
+through a ring in shared memory and waits for nothing but room; sixteen warps multiply. Blocks hand
+each other values whose lowest bits say of which layer they are, so nothing else is waited for:
+
+    x → norm, q k v → heads → parts of attention → their sum, out → x → norm, gate, up → down → x
+
+What is added to x are sums in fixed point, to which blocks add in any order. A place is written
+again only by blocks that have received something of all blocks which had read it: x depends on all
+of them, behind attention as behind the FFN, and each of the other places is used once between. What
+is added behind attention and behind the FFN are different sums, since a block that has half of the
+columns of `down` may be done before all have received what attention gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.cuda.kernels.persistent.attend import Attention, Exchange, Heads
+from rlx.backends.cuda.kernels.persistent.product import MOST_REGISTERS, Columns, Products
+from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
+from rlx.backends.cuda.kernels.persistent.shape import (
+    ARGS,
+    FIXED_ARGS,
+    HEAD_ROWS,
+    HEAD_TILES,
+    LAYER_ARGS,
+    THREADS,
+    WARPS,
+    DenseShape,
+    Part,
+)
+from rlx.llvm.builder import Value, bf16, f32, i32, i64, ptr
+from rlx.support.records import dataclass
+
+MARKS = 24  # clocks of a layer that a profile notes
+_MOST_ROUNDS = 6  # whose operands registers hold
+_PATIENCE = 1 << 32  # clocks, some seconds
+
+
+@dataclass(frozen=True)
+class PersistentDecode(BlockKernel):
+    """args: x or the token, logits, gain of the last norm, head, tables of cosines and sines,
+    position, values that are handed over, clocks, embedding, status, error number, rows of the
+    embedding; then of each layer q k v, out, gate, up, down, both gains, those
+    of query and key heads, cache of keys and of values. Matrices are tensor maps.
+
+    With `embeds`, x is a row of the embedding. With `marks` a block notes its clock between the
+    stages.
+    """
+
+    shape: DenseShape
+    ahead: int = 2  # slots that are being filled at a time
+    early: bool = False  # look for values before weights are fetched
+    embeds: bool = False
+    marks: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"persistent({self.shape.layers} layers)"
+
+    @property
+    def threads(self) -> int:
+        return THREADS + WARP
+
+    @property
+    def shared(self) -> int:
+        return self.shape.shared
+
+    def emit(self, m: KernelModule) -> None:
+        f = m.begin_block(self.threads, self.shared)
+        f.patience = _PATIENCE
+        _Emitter(f, self).emit()
+
+
+QKV, OUT, GATE, UP, DOWN, GAIN, SECOND_GAIN, QUERY_GAIN, KEY_GAIN, KEYS, VALUES = range(LAYER_ARGS)
+_MAPS = 5  # the first of them
+
+
+class _Layer:
+    """The args of a layer, from shared memory: a load from far away would hold up all behind it."""
+
+    def __init__(self, f: BlockFunction, args: int, layer: Value) -> None:
+        self._f, self._at = f, layer * (8 * LAYER_ARGS) + (args + 8 * FIXED_ARGS)
+
+    def __getitem__(self, i: int) -> Value:
+        return self._f.load_shared_pointer(self._at, 8 * i)
+
+
+def _added(*terms: list[Value]) -> list[Value]:
+    """The sum of vectors, of which a thread has some numbers."""
+    first, *rest = terms
+    for other in rest:
+        first = [a + b for a, b in zip(first, other, strict=True)]
+    return first
+
+
+OUT_SUMS, DOWN_SUMS = range(2)  # what is added to x behind attention, and behind the FFN
+
+
+class _Emitter:
+    def __init__(self, f: BlockFunction, kernel: PersistentDecode) -> None:
+        self.f, self.kernel, self.shape = f, kernel, kernel.shape
+        self.args = f["args"]
+        self.ring = Ring(f, kernel.shape, kernel.ahead)
+        self.thread, self.block = f.thread(), f.block_number()
+        self.group = self.block.udiv(self.shape.ranks)
+        self.rank = self.block - self.group * self.shape.ranks
+        self._mark = 0
+
+    def emit(self) -> None:
+        f = self.f
+        for _ in f.when(self.thread.eq(0)):
+            self.ring.init()
+        f.barrier()
+        f.let_next_start()
+        f.wait_for_previous()
+        count = FIXED_ARGS + LAYER_ARGS * self.shape.layers
+        self.table = self.shape.place(ARGS)
+        for i in f.range(self.thread, f.i32(count), f.i32(self.kernel.threads)):
+            f.store_shared(f.load(f.gep(self.args, i.to(i64), 8), i64), i * 8 + self.table)
+        f.barrier()
+        self.position = f.arg(self.args, 6, i32)
+        # Pieces of the cache, before the new position.
+        self.pieces = (self.position + (self.shape.piece - 1)).udiv(self.shape.piece)
+        f.if_((self.thread >> 5).eq(WARPS), self._copy, self._compute)
+
+    # -- the warp that copies ---------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        f, shape = self.f, self.shape
+        head = f.arg(self.args, 3, ptr)
+        f.acquire_map(head)
+        for i in f.range(f.lane32(), f.i32(_MAPS * shape.layers), f.i32(WARP)):
+            number = i.udiv(_MAPS)
+            at = number * (8 * LAYER_ARGS) + (i - number * _MAPS) * 8
+            f.acquire_map(f.load_shared_pointer(at, self.table + 8 * FIXED_ARGS))
+        f.warp_barrier()
+        f.fence_copies()  # the cache was written by kernels before
+        for _ in f.when(f.lane32().eq(0)):
+            self._copy_all(head)
+
+    def _copy_all(self, head: Value) -> None:
+        """By one thread."""
+        f, shape = self.f, self.shape
+
+        def layer(number: Value, slot: Value, parity: Value) -> list[Value]:
+            return list(self._copy_layer(_Layer(f, self.table, number), (slot, parity)))
+
+        start = list(self.ring.start())
+        slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), start, layer)
+
+        def rows(number: Value, slot: Value, parity: Value) -> list[Value]:
+            place = slot, parity
+            return list(self.ring.fill_part(shape.head, [head], number * HEAD_ROWS, 0, place))
+
+        f.loop(self.block, f.i32(self._head_parts), f.i32(shape.blocks), [slot, parity], rows)
+
+    @property
+    def _head_parts(self) -> int:
+        return -(-self.shape.vocab // HEAD_ROWS)
+
+    def _copy_layer(self, layer: _Layer, place: Slot) -> Slot:
+        f, shape, ring = self.f, self.shape, self.ring
+        place = ring.fill_part(shape.qkv, [layer[QKV]], self.block * shape.qkv.rows, 0, place)
+
+        def piece(number: Value, slot: Value, parity: Value) -> list[Value]:
+            at = (self.group * shape.context + number * shape.piece).to(i64)
+            keys, values = (f.gep(layer[i], at, 2 * shape.head_dim) for i in (KEYS, VALUES))
+            return list(ring.fill_piece(keys, values, (slot, parity)))
+
+        slot, parity = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
+        place = slot, parity
+        row, column = self.rank * shape.out.rows, self.group * shape.group_columns
+        place = ring.fill_part(shape.out, [layer[OUT]], row, column, place)
+        row = self.block * (shape.gate_up.rows // 2)
+        place = ring.fill_part(shape.gate_up, [layer[GATE], layer[UP]], row, 0, place)
+        team = self.block.udiv(shape.splits)
+        row, column = (
+            team * shape.down.rows,
+            (self.block - team * shape.splits) * shape.down.columns,
+        )
+        return ring.fill_part(shape.down, [layer[DOWN]], row, column, place)
+
+    # -- the warps that multiply ------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        f, shape = self.f, self.shape
+        self.products = Products(f, shape, self.ring)
+        self.base = f.arg(self.args, 7, ptr)
+        counts = f.gep(self.base, shape.at_counts, 4)
+        first, launches = f.load(counts, i32), f.load(counts, i32, 4)
+        self._choose_sums(launches)
+        cos, sin = (f.arg(self.args, i, ptr) for i in (4, 5))
+        self.attention = Attention(self.products, cos, sin, self.position, self.pieces)
+        start = self._embedded() if self.kernel.embeds else self._given()
+
+        def layer(number: Value, slot: Value, parity: Value, *x: Value) -> list[Value]:
+            self._mark = 0
+            tag = first + number + 1 & 3
+            return self._layer(number, tag, (slot, parity), start, list(x))
+
+        nothing = [f.const(0.0, f32)] * shape.own
+        begin = [*self.ring.start(), *nothing]
+        slot, parity, *attended = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
+        last = self._received(DOWN_SUMS, f.i32(shape.layers * shape.splits & 255), None)
+        self._head(_added(start, attended, last), (slot, parity))
+        for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
+            f.store(first + shape.layers, counts)
+            f.store(launches + 1, counts, 4)
+
+    def _given(self) -> list[Value]:
+        f = self.f
+        at = f.gep(f.arg(self.args, 0, ptr), self.products.column.to(i64), 4)
+        return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
+
+    def _embedded(self) -> list[Value]:
+        """The row of the token; one outside of the embedding is reported."""
+        f = self.f
+        token, rows = f.load(f.arg(self.args, 0, ptr), i32), f.arg(self.args, 12, i32)
+        token = f.select(token < 0, token + rows, token)
+        inside = (token >= 0) & (token < rows)
+        for _ in f.when(~inside & self.thread.eq(0)):
+            f.store(f.arg(self.args, 11, i64), f.arg(self.args, 10, ptr))
+        row = f.gep(
+            f.arg(self.args, 9, ptr), f.select(inside, token, 0).to(i64), 2 * self.shape.hidden
+        )
+        at = f.gep(row, self.products.column.to(i64), 2)
+        words = [f.load(at, bf16.as_int, 2 * THREADS * i) for i in range(self.shape.own)]
+        return [(w.to(i32, signed=False) << 16).bits(f32) for w in words]
+
+    def _choose_sums(self, launches: Value) -> None:
+        """Launches take turns with two buffers of sums; each clears those of the next one."""
+        f, hidden = self.f, self.shape.hidden
+        added = f.gep(self.base, self.shape.at_added, 4)
+        mine = (launches & 1) * (2 * hidden)
+        other = f.gep(added, (2 * hidden - mine).to(i64), 8)
+        self.sums = f.gep(added, mine.to(i64), 8)
+        each = -(-2 * hidden // self.shape.blocks)
+        for i in f.range(self.thread, f.i32(each), f.i32(THREADS)):
+            column = self.block * each + i
+            for _ in f.when(column < 2 * hidden):
+                f.store(f.i64(0), f.gep(other, column.to(i64), 8))
+
+    def _sums(self, which: int) -> Value:
+        """The thread's first sum of what is added behind attention, or behind the FFN."""
+        at = self.products.column + which * self.shape.hidden
+        return self.f.gep(self.sums, at.to(i64), 8)
+
+    def _look(self, which: int) -> list[Value]:
+        offsets = [8 * THREADS * i for i in range(self.shape.own)]
+        return self.f.look_at_sums(self._sums(which), offsets)
+
+    def _received(self, which: int, count: Value, seen: list[Value] | None) -> list[Value]:
+        """Sums to which so many blocks have added."""
+        offsets = [8 * THREADS * i for i in range(self.shape.own)]
+        found = self._look(which) if seen is None else seen
+        return self.f.receive_sums(self._sums(which), offsets, count, found)
+
+    def _gains(self, gain: Value) -> list[Value]:
+        f = self.f
+        at = f.gep(gain, self.products.column.to(i64), 4)
+        return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
+
+    def _layer(
+        self, number: Value, tag: Value, place: Slot, x: list[Value], attended: list[Value]
+    ) -> list[Value]:
+        """`attended` is what was added behind attention before; returned is also what is now."""
+        f, shape = self.f, self.shape
+        layer = _Layer(f, self.table, number)
+        self._note(number)
+        exchange = Exchange(self.base, tag, self.group, self.rank)
+        first, second = self._gains(layer[GAIN]), self._gains(layer[SECOND_GAIN])
+        heads = Heads(layer[QUERY_GAIN], layer[KEY_GAIN], *self._caches(layer))
+
+        known: dict[str, list[Value]] = {}
+
+        def normed(seen: list[Value] | None) -> Columns:
+            known["down"] = self._received(DOWN_SUMS, number * shape.splits & 255, seen)
+            self._note(number)
+            now = _added(x, attended, known["down"])
+            return self._normed(now, first, shape.qkv, 0)
+
+        place = self._product(shape.qkv, place, 0, lambda: self._look(DOWN_SUMS), normed, number)
+        self._send_qkv(tag)
+        self._note(number)
+        place = self.attention.emit(heads, exchange, place)
+        self._note(number)
+        place = self._add_attention(exchange, number, place)
+
+        def normed_again(seen: list[Value] | None) -> Columns:
+            count = (number + 1) * shape.kv_heads & 255
+            known["out"] = self._received(OUT_SUMS, count, seen)
+            self._note(number)
+            now = _added(x, known["out"], known["down"])
+            return self._normed(now, second, shape.gate_up, 0)
+
+        place = self._product(
+            shape.gate_up, place, 0, lambda: self._look(OUT_SUMS), normed_again, number
+        )
+        self._send_gated(tag)
+        self._note(number)
+
+        return [*self._add_ffn(tag, number, place), *known["out"]]
+
+    def _add_attention(self, exchange: Exchange, number: Value, place: Slot) -> Slot:
+        """Multiply what the blocks of the key head have found, and add it to x."""
+        f, shape, products = self.f, self.shape, self.products
+        parts = self.attention.parts(exchange)
+
+        def combined(seen: list[Value] | None) -> Columns:
+            self.attention.combine_blocks(exchange, parts, seen)
+            self._note(number)
+            f.barrier(THREADS)
+            return products.out_columns(shape.out)
+
+        place = self._product(shape.out, place, 1, lambda: f.look(parts), combined, number)
+        self._add(shape.out, self.rank * shape.out.rows + OUT_SUMS * shape.hidden)
+        self._note(number)
+        return place
+
+    def _add_ffn(self, tag: Value, number: Value, place: Slot) -> Slot:
+        """Multiply what the gates have let through, and add it to x."""
+        f, shape, products = self.f, self.shape, self.products
+        share = self.block - self.block.udiv(shape.splits) * shape.splits
+        at = f.gep(self.base, (products.column + share * shape.down.columns).to(i64), 4)
+        gates = [
+            (at, 4 * (shape.at_gated + THREADS * i), 1)
+            for i in range(shape.down.columns // THREADS)
+        ]
+
+        def gated(seen: list[Value] | None) -> Columns:
+            values = f.receive(gates, tag, f.look(gates) if seen is None else seen)
+            self._note(number)
+            products.put(values)
+            return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
+
+        place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number)
+        row = self.block.udiv(shape.splits) * shape.down.rows
+        self._add(shape.down, row + DOWN_SUMS * shape.hidden)
+        self._note(number)
+        return place
+
+    def _caches(self, layer: _Layer) -> list[Value]:
+        f, shape = self.f, self.shape
+        step = 2 * shape.context * shape.head_dim
+        return [f.gep(layer[i], self.group.to(i64), step) for i in (KEYS, VALUES)]
+
+    def _at_once(self, part: Part) -> bool:
+        return part.registers <= MOST_REGISTERS and part.slots < self.shape.slots
+
+    def _normed(self, x: list[Value], gains: list[Value], part: Part, buffer: int) -> Columns:
+        """The norm of x as operands, but for the factor that all columns have in common."""
+        products = self.products
+        products.put([v * g for v, g in zip(x, gains, strict=True)])
+        products.put_squares(x, buffer)
+        return products.columns(part.rounds) if part.rounds <= _MOST_ROUNDS else []
+
+    def _product(
+        self,
+        part: Part,
+        place: Slot,
+        buffer: int,
+        look: Callable[[], list[Value]],
+        columns: Callable[[list[Value] | None], Columns],
+        number: Value,
+    ) -> Slot:
+        """Multiply, and store the sums of warps; weights are fetched while values are under way."""
+        f, products = self.f, self.products
+        seen = look() if self.kernel.early else None
+        if self._at_once(part):
+            tiles, place = products.fetch(part, place)
+            self._note(number)
+            products.finish(tiles, columns(seen), buffer)
+        else:
+            self._note(number)
+            place = products.stream(part, place, buffer, columns(seen))
+        self._note(number)
+        f.barrier(THREADS)
+        return place
+
+    # -- what is handed over ----------------------------------------------------------------------
+
+    def _add(self, part: Part, row: Value) -> None:
+        """Add the product's rows to x."""
+        f = self.f
+        for _ in f.when(self.thread < part.rows):
+            value = self.products.total(self.thread, 1)
+            f.add_fixed(value, f.gep(self.sums, (row + self.thread).to(i64), 8))
+
+    def _send_qkv(self, tag: Value) -> None:
+        f, shape, products = self.f, self.shape, self.products
+        for _ in f.when(self.thread < shape.qkv.rows):
+            value = products.total(self.thread, 0) * products.norm(0)
+            row = self.block * shape.qkv.rows + self.thread + shape.at_qkv
+            f.hand_over(value, f.gep(self.base, row.to(i64), 4), tag)
+
+    def _send_gated(self, tag: Value) -> None:
+        f, shape = self.f, self.shape
+        half = shape.gate_up.rows // 2
+        for _ in f.when(self.thread < half):
+            factor = self.products.norm(0)
+            each = shape.gate_up.box_rows  # rows of the gate, then as many of up
+            row = self.thread + self.thread.udiv(each) * each if each < half else self.thread
+            gate, up = (self.products.total(row + each * i, 0) * factor for i in range(2))
+            value = f.activate("silu", gate) * up
+            at = (self.block * half + self.thread + shape.at_gated).to(i64)
+            f.hand_over(value, f.gep(self.base, at, 4), tag)
+
+    # -- the head ---------------------------------------------------------------------------------
+
+    def _head(self, x: list[Value], place: Slot) -> None:
+        """Some tiles of the head at a time; sums lie in two buffers in turns."""
+        f, shape, products = self.f, self.shape, self.products
+        logits = f.arg(self.args, 1, ptr)
+        columns = self._normed(x, self._gains(f.arg(self.args, 2, ptr)), shape.head, 0)
+        f.barrier(THREADS)
+        factor = products.norm(0)
+        parts, blocks = self._head_parts, shape.blocks
+
+        def some(first: Value, slot: Value, parity: Value, buffer: Value) -> list[Value]:
+            for i in range(HEAD_TILES):
+
+                def one(slot: Value = slot, parity: Value = parity, i: int = i) -> list[Value]:
+                    at = buffer * HEAD_TILES + i
+                    return list(products.stream_rows(shape.head, (slot, parity), at, columns))
+
+                def same(slot: Value = slot, parity: Value = parity) -> list[Value]:
+                    return [slot, parity]
+
+                slot, parity = f.if_(first + i * blocks < parts, one, same)
+            f.barrier(THREADS)
+            row = (first + (self.thread >> 5) * blocks) * HEAD_ROWS + (self.thread & 31)
+            for _ in f.when((self.thread < HEAD_TILES * HEAD_ROWS) & (row < shape.vocab)):
+                at = self.thread + buffer * (HEAD_TILES * HEAD_ROWS)
+                f.store(products.total(at, 0) * factor, f.gep(logits, row.to(i64), 4))
+            return [slot, parity, f.i32(1) - buffer]
+
+        begin = [*place, f.i32(0)]
+        f.loop(self.block, f.i32(parts), f.i32(HEAD_TILES * blocks), begin, some)
+
+    def _note(self, layer: Value) -> None:
+        """Note the clock of the block's first thread."""
+        if not self.kernel.marks:
+            return
+        f, number = self.f, self._mark
+        self._mark += 1
+        assert number < MARKS
+        for _ in f.when(self.thread.eq(0)):
+            row = (self.block * self.shape.layers + layer) * MARKS + number
+            at = f.gep(f.arg(self.args, 8, ptr), row.to(i64), 4)
+            f.store(f.ticks(), at)

@@ -1,0 +1,243 @@
+"""Products of weights in the ring with a vector, by tensor cores.
+
+A warp has 16 of each 256 columns. Its numbers are split into three 16-bit ones, whose sum they
+are; these stand in three of the eight columns that are multiplied at a time. So the product is that
+of f32 numbers. The warps' sums are added up through shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.builder import BlockFunction
+from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
+from rlx.backends.cuda.kernels.persistent.shape import (
+    OUT_PLANES,
+    PLANES,
+    PLANES_OF_ROUND,
+    SQUARES,
+    SUM_STRIDE,
+    SUMS,
+    TILE,
+    WARPS,
+    DenseShape,
+    Part,
+)
+from rlx.llvm.builder import Value, bf16, f32, i32, vec
+
+_PLANES = 3
+_PLANE = 32  # bytes of 16 numbers
+MOST_REGISTERS = 48  # in which weights are held while values are awaited
+
+Columns = list[list[Value]]  # of each round, two operands of a product
+Tiles = list[list[list[Value]]]  # of each tile and round, four operands of a product
+
+
+class Products:
+    def __init__(self, f: BlockFunction, shape: DenseShape, ring: Ring) -> None:
+        self.f, self.shape, self.ring = f, shape, ring
+        self.thread = f.thread()
+        self.warp = f.uniform(self.thread >> 5)
+        self.lane = f.lane32()
+        row, self._fourth = self.lane >> 2, self.lane & 3
+        self._has_plane = row < _PLANES
+        plane = f.min(row, _PLANES - 1)
+        self._read = plane * _PLANE + self._fourth * 4
+        self._row = row
+        # Where the lane's row of four 8 × 8 matrices is in a tile of 16 rows of 64 columns.
+        eighth = self.lane & 7
+        piece = ((self.warp & 3) * 2 + (self.lane >> 4)) ^ eighth
+        self._in_tile = (eighth + ((self.lane >> 3) & 1) * 8) * 128 + piece * 16
+        self.column = (self.lane >> 4) * 256 + self.warp * 16 + (self.lane & 15)
+
+    # -- the vector -------------------------------------------------------------------------------
+
+    def put(self, values: Sequence[Value]) -> None:
+        """Split the thread's numbers, those of columns `column` + 512 i, for its own warp."""
+        f = self.f
+        at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
+        at = at + (self.lane >> 4) * PLANES_OF_ROUND + (self.lane & 15) * 2
+        self._split(values, at)
+        f.warp_barrier()
+
+    def put_out(self, value: Value, column: Value) -> None:
+        """Split one number of the result of attention, for all warps."""
+        at = (column >> 4) * PLANES_OF_ROUND + self.shape.place(OUT_PLANES) + (column & 15) * 2
+        self._split([value], at)
+
+    def _split(self, values: Sequence[Value], at: Value) -> None:
+        f = self.f
+        zero = f.const(0.0, f32)
+        for first in range(0, len(values), 2):
+            pair = [*values[first : first + 2], zero][:2]
+            for plane in range(_PLANES):
+                packed = f.pack_halves(pair[0], pair[1], bf16)
+                rounded = f.unpack_halves(packed, bf16)
+                pair = [a - b for a, b in zip(pair, rounded, strict=True)]
+                for i in range(min(2, len(values) - first)):
+                    half = (packed >> 16 * i if i else packed).to(bf16.as_int)
+                    offset = 2 * PLANES_OF_ROUND * (first + i) + plane * _PLANE
+                    f.store_shared(half, at, offset)
+
+    def columns(self, rounds: int) -> Columns:
+        """The warp's columns as operands."""
+        return [self.operands(self.f.i32(i)) for i in range(rounds)]
+
+    def operands(self, number: Value) -> list[Value]:
+        """Those of one round."""
+        at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
+        return self._operands(at + number * PLANES_OF_ROUND)
+
+    def out_columns(self, part: Part) -> Columns:
+        """The same of the result of attention."""
+        at = self.warp * PLANES_OF_ROUND + self.shape.place(OUT_PLANES)
+        return [self._operands(at + i * (WARPS * PLANES_OF_ROUND)) for i in range(part.rounds)]
+
+    def _operands(self, at: Value) -> list[Value]:
+        f = self.f
+        words = [f.load_shared(at + self._read, i32, 16 * half) for half in range(2)]
+        return [f.select(self._has_plane, w, f.i32(0)) for w in words]
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def fetch(self, part: Part, place: Slot) -> tuple[Tiles, Slot]:
+        """All of the warp's weights of a part, into registers."""
+        starts = self.ring.wait_all(place, part.slots)
+        found: Tiles = []
+        for above in range(part.down):
+            mine = starts[above * part.across : (above + 1) * part.across]
+            rounds = [self._load(part, mine, i) for i in range(part.rounds)]
+            found += [[r[tile] for r in rounds] for tile in range(part.tiles)]
+        return found, self.ring.free_all(place, part.slots)
+
+    def _load(self, part: Part, starts: Sequence[Value], number: int) -> list[list[Value]]:
+        """The weights of a round, of each tile; `starts` are the slots of these rows."""
+        f, boxes = self.f, part.boxes
+        if boxes == 2:
+            first, second = starts[2 * number : 2 * number + 2]
+            start = f.select(self.warp < WARPS // 2, first, second)
+            box = (self.warp >> 2) & 1
+        else:
+            per = boxes // 4  # rounds of a slot
+            start, box = starts[number // per], (self.warp >> 2) + number % per * 4
+        at = start + box * part.box_bytes + self._in_tile
+        return [f.load_matrices(at + tile * (TILE * 128), 4) for tile in range(part.tiles)]
+
+    def zeros(self) -> list[Value]:
+        return [self.f.const(0.0, f32)] * 4
+
+    # -- sums -------------------------------------------------------------------------------------
+
+    def park(self, tile: int | Value, sums: Sequence[Value], buffer: int) -> None:
+        """Store the warp's sums of the 16 rows of a tile."""
+        f = self.f
+        at = self._row * SUM_STRIDE + self.warp * 4 + self._sums_at(buffer)
+        at = at + tile * (TILE * SUM_STRIDE)
+        halves = [sums[0] + sums[1], sums[2] + sums[3]]
+        totals = [v + f.exchange(v, 1) for v in halves]
+        for _ in f.when(self._fourth.eq(0)):
+            f.store_shared(totals[0], at)
+            f.store_shared(totals[1], at, 8 * SUM_STRIDE)
+
+    def _sums_at(self, buffer: int) -> int:
+        return self.shape.place(SUMS) + buffer * self.shape.sums_bytes
+
+    def total(self, row: Value, buffer: int) -> Value:
+        """The sum of all warps of a row."""
+        return self.add_up(row * SUM_STRIDE + self._sums_at(buffer))
+
+    def add_up(self, at: Value) -> Value:
+        """The sum of a number of each warp, in shared memory."""
+        f = self.f
+        fours = [f.load_shared(at, vec(4, f32), 16 * i, align=16) for i in range(WARPS // 4)]
+        pairs = [
+            (f.extract(v, 0) + f.extract(v, 1)) + (f.extract(v, 2) + f.extract(v, 3)) for v in fours
+        ]
+        while len(pairs) > 1:
+            pairs = [a + b for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+        return pairs[0]
+
+    def put_squares(self, values: Sequence[Value], buffer: int) -> None:
+        """Store the warp's sum of squares."""
+        f = self.f
+        square = values[0] * values[0]
+        for value in values[1:]:
+            square = f.fma(value, value, square)
+        whole = f.warp_sum(square)
+        at = self.warp * 4 + (self.shape.place(SQUARES) + 4 * WARPS * buffer)
+        for _ in f.when(self.lane.eq(0)):
+            f.store_shared(whole, at)
+
+    def norm(self, buffer: int) -> Value:
+        """1 / √(mean of squares + eps)"""
+        f = self.f
+        whole = self.add_up(f.i32(self.shape.place(SQUARES) + 4 * WARPS * buffer))
+        return f.rsqrt_fast(f.fma(whole, 1.0 / self.shape.hidden, self.shape.eps))
+
+    # -- whole products ---------------------------------------------------------------------------
+
+    def finish(self, tiles: Tiles, columns: Columns, buffer: int) -> None:
+        """Multiply what was fetched, and store the sums."""
+        f = self.f
+        for number, rounds in enumerate(tiles):
+            chains = []
+            for first in range(0, len(rounds), 2):  # short ones, beside each other
+                sums = self.zeros()
+                for weights, operands in zip(
+                    rounds[first : first + 2], columns[first : first + 2], strict=True
+                ):
+                    sums = f.multiply(weights, operands, sums, bf16)
+                chains.append(sums)
+            total = chains[0]
+            for chain in chains[1:]:
+                total = [a + b for a, b in zip(total, chain, strict=True)]
+            self.park(number, total, buffer)
+
+    def stream(self, part: Part, place: Slot, buffer: int, columns: Columns) -> Slot:
+        """Multiply slot by slot as they come; `columns` are the operands if registers hold them."""
+        f = self.f
+
+        def row(above: Value, slot: Value, parity: Value) -> list[Value]:
+            sums, place = self._stream_row(part, (slot, parity), columns)
+            for tile in range(part.tiles):
+                self.park(above * part.tiles + tile, sums[4 * tile : 4 * tile + 4], buffer)
+            return list(place)
+
+        slot, parity = f.loop(f.i32(0), f.i32(part.down), f.i32(1), list(place), row)
+        return slot, parity
+
+    def stream_rows(self, part: Part, place: Slot, number: Value, columns: Columns) -> Slot:
+        """The same of one row of slots, the `number`-th of the buffers of sums."""
+        sums, place = self._stream_row(part, place, columns)
+        for tile in range(part.tiles):
+            self.park(number * part.tiles + tile, sums[4 * tile : 4 * tile + 4], 0)
+        return place
+
+    def _stream_row(self, part: Part, place: Slot, columns: Columns) -> tuple[list[Value], Slot]:
+        f = self.f
+        per, slots = max(1, part.boxes // 4), max(1, 4 // part.boxes)  # rounds, or slots of one
+
+        def some(number: Value | int, slot: Value, parity: Value, *sums: Value) -> list[Value]:
+            places = [(slot, parity)]
+            for _ in range(slots):
+                places.append(self.ring.next(places[-1]))
+            starts = [self.ring.wait(p) for p in places[:-1]]
+            loaded = [self._load(part, starts, i) for i in range(per)]
+            self.ring.free(*places[:-1])
+            made = list(sums)
+            for i, tiles in enumerate(loaded):
+                at = number * per + i
+                operands = columns[at] if isinstance(at, int) else self.operands(at)
+                for tile, weights in enumerate(tiles):
+                    old = made[4 * tile : 4 * tile + 4]
+                    made[4 * tile : 4 * tile + 4] = f.multiply(weights, operands, old, bf16)
+            return [*places[-1], *made]
+
+        state = [*place, *self.zeros() * part.tiles]
+        count = part.rounds // per
+        if columns:
+            for i in range(count):
+                state = some(i, *state)
+        else:
+            state = f.loop(f.i32(0), f.i32(count), f.i32(1), state, some)
+        return state[2:], (state[0], state[1])

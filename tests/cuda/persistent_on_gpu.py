@@ -1,0 +1,100 @@
+"""On a machine with a GPU: decode as a graph of launches and as one persistent kernel, in turns.
+
+    python tests/cuda/persistent_on_gpu.py [--shape 0.6b|1.7b] [--rounds N] [--peer]
+
+Random weights in bf16, sampled through `model.generate` from position 512 on. Each variant of the
+kernel must give the tokens of the graph, greedy ones and sampled ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+import rlx
+from bench.gpu import POSITION, TOKENS, Letters, decode, in_turns, prompt
+from bench.peers import torch_gpu
+from bench.random_model import SHAPES, write_random_model
+from rlx.backends.cuda.kernels.persistent import plan
+from rlx.models.model_file import ModelFile
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]] | None] = {
+    "graph of launches": None,
+    "persistent": ({}, {}),
+    "values looked for before weights are fetched": ({"early": True}, {}),
+    "pieces of 64 positions": ({}, {"piece": 64}),
+    "both": ({"early": True}, {"piece": 64}),
+    "3 slots at a time": ({"ahead": 3}, {}),
+}
+SHAPES["1.7b"] = (2048, 28, 16, 8, 128, 6144, 151936, True)
+
+
+def loaded(path: Path, variant: tuple[dict[str, Any], dict[str, Any]] | None) -> Any:
+    """A model with its programs made for a variant."""
+    kernel, shape = plan.PersistentDecode, plan.DenseShape
+    os.environ["RLX_PERSISTENT"] = "0" if variant is None else "1"
+    changes: Any = variant or ({}, {})
+    plan.PersistentDecode = partial(kernel, **changes[0])  # type: ignore[assignment,misc]
+    plan.DenseShape = partial(shape, **changes[1])  # type: ignore[assignment,misc]
+    model = rlx.load(path, device="cuda", context=4096)
+    model.generate(prompt(POSITION, 1), stream=False, max_tokens=2, seed=0)
+    plan.PersistentDecode, plan.DenseShape = kernel, shape  # type: ignore[misc]
+    return model
+
+
+def tokens(model: Any) -> list[int]:
+    """Greedy ones and sampled ones, more than one launch of the host's graph has."""
+    found: list[int] = []
+    for options in ({"temperature": 0.0}, {"seed": 1}, {"seed": 2}):
+        made = model.generate(prompt(POSITION, 3), stream=False, max_tokens=TOKENS, **options)
+        found += made.tokens
+    return found
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--shape", choices=("0.6b", "1.7b"), default="0.6b")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer", action="store_true", help="torch.compile, in turns with the rest")
+    options = parser.parse_args()
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_random_model(path, options.shape, "BF16")
+        models = {name: loaded(path, variant) for name, variant in VARIANTS.items()}
+    wanted, failed = tokens(models["graph of launches"]), 0
+    for name, model in models.items():
+        same = min(common(wanted, tokens(model)) for _ in range(3))
+        failed += same < len(wanted)
+        print(
+            f"{name}: the first {same} of {len(wanted)} tokens are those of the graph", flush=True
+        )
+    runs = [partial(decode, model) for model in models.values()]
+    names = list(models)
+    if options.peer:
+        torch = torch_gpu.load()
+        peer = torch_gpu.Qwen3(torch, options.shape, POSITION + 2 * TOKENS)
+        runs.append(peer.timed_step(1, POSITION))
+        names.append("torch.compile")
+    for name, seconds in zip(names, in_turns(runs, options.rounds), strict=True):
+        print(f"{options.shape} {name}: {1 / seconds:.0f} tokens/s")
+    if not options.peer:
+        spread = statistics.pstdev([decode(models["persistent"]) for _ in range(5)])
+        print(f"spread of five runs: {spread * 1e6:.1f} us a token")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
