@@ -69,7 +69,7 @@ def compiled(backend: CudaBackend, build: Any, **options: Any) -> CompiledGraph:
 
 def labels(backend: CudaBackend, build: Any, cpu: str = "sm_90a", **options: Any) -> list[str]:
     template = make_template(graph_of(build), CompileOptions(**options), backend)
-    return [x.label for x in Program(template.plan({}), cpu).launches]
+    return [x.label for x in Program(template.plan({}), cpu, backend.gpu.multiprocessors).launches]
 
 
 def draw(seed: int, *dims: int) -> Any:
@@ -113,7 +113,7 @@ def test_products_of_ragged_sizes(backend: CudaBackend, m: int, n: int, k: int, 
 def test_a_few_rows_by_tensor_cores(backend: CudaBackend, m: int, n: int, k: int) -> None:
     """x is three bf16 numbers, 24 bits: 24 units in the last place of the largest result."""
     made = compiled(backend, product(m, n, k))
-    [launch] = Program(made.template.plan({}), "sm_90a").launches
+    [launch] = Program(made.template.plan({}), "sm_90a", backend.gpu.multiprocessors).launches
     assert isinstance(launch.kernel, FewRows)
     x, weight = draw(1, m, k) * 100, draw(2, n, k).astype(bf16.numpy)
     made.set_param("w", weight)
@@ -145,7 +145,7 @@ def test_a_few_rows_with_a_gate_and_a_residual(backend: CudaBackend) -> None:
 
 def test_few_tiles_divide_the_columns_of_x(backend: CudaBackend) -> None:
     made = compiled(backend, product(16, 40, 2048))
-    [_, launch] = Program(made.template.plan({}), "sm_90a").launches
+    [_, launch] = Program(made.template.plan({}), "sm_90a", backend.gpu.multiprocessors).launches
     assert isinstance(launch.kernel, GroupGemm)
     assert launch.blocks == launch.kernel.splits > 1
     x, weight = draw(3, 16, 2048), draw(4, 40, 2048).astype(bf16.numpy)
@@ -610,7 +610,7 @@ def test_long_keys_are_divided_and_combined_by_the_last_block(backend: CudaBacke
     for n in (1, 3, 400, 77):
         k, v = (draw(s, 1, n, 2, 16).astype(np.float16) for s in (n, n + 1))
         np.testing.assert_allclose(made.run(q=q, k=k, v=v)[0], expected(q, k, v), rtol=0, atol=3e-6)
-    [launch] = Program(made.template.plan({}), "sm_90a").launches
+    [launch] = Program(made.template.plan({}), "sm_90a", backend.gpu.multiprocessors).launches
     assert isinstance(launch.kernel, DecodeAttention)
     assert launch.kernel.splits == 400 // 64
 

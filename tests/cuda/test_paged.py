@@ -91,7 +91,10 @@ def test_runs_and_single_tokens(
     are rounded to f16, 2⁻¹² of each number and of its product."""
     graph = graph_of(kv, heads, kv_heads, dim, **more)
     made = compiled(backend, graph, binding={"n": rlx.UpTo(100)})
-    labels = [x.label for x in Program(made.template.plan({}), "sm_90a").launches]
+    labels = [
+        x.label
+        for x in Program(made.template.plan({}), "sm_90a", backend.gpu.multiprocessors).launches
+    ]
     assert labels == ["paged(flash)", "paged(decode)"]
     allowed = {"f16": 2**-19, "bf16": 2**-15, "q8_0": 2**-10}[kv]
     for parts in (MIXED, [(1, 2, 1)], [(3, 10, 100)], [(0, 0, 2), (1, 7, 3)]):
@@ -105,7 +108,7 @@ def test_runs_and_single_tokens(
 def test_few_tokens_divide_their_keys_among_all_blocks(backend: CudaBackend) -> None:
     graph = graph_of("f16", 4, 2, 32, tokens=3)
     made = compiled(backend, graph)
-    [launch] = Program(made.template.plan({}), "sm_90a").launches
+    [launch] = Program(made.template.plan({}), "sm_90a", backend.gpu.multiprocessors).launches
     kernel: Any = launch.kernel
     assert (launch.label, kernel.most) == ("paged(decode)", 2)  # 128 keys are two parts
     data = data_of(graph, 3, [(0, 127, 1), (1, 0, 1), (2, 64, 1)])
@@ -134,7 +137,7 @@ def test_between_products_of_bf16_the_result_is_rounded(backend: CudaBackend) ->
     w = graph.transpose(graph.param("w", [16, 128], "bf16"), (1, 0))
     graph.set_outputs(graph.matmul(out, w))
     made = compiled(backend, graph, binding={"n": rlx.UpTo(150)})
-    launches = Program(made.template.plan({}), "sm_90a").launches
+    launches = Program(made.template.plan({}), "sm_90a", backend.gpu.multiprocessors).launches
     assert [x.label for x in launches][:2] == ["paged(flash)", "paged(decode)"]
     assert len(launches) == 3  # no planes of x
     weight = np.random.default_rng(0).standard_normal((16, 128)).astype(BF16)

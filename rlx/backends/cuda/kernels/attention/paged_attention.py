@@ -63,7 +63,9 @@ class PagedDecode(BlockKernel):
         return shared_bytes(self.form)
 
     def emit(self, m: KernelModule) -> None:
-        together = 2 if self.form.group <= 2 else 1  # blocks whose registers fit
+        form = self.form
+        loads = form.group + bool(form.softcap) + form.q8 + self.runs  # what takes registers
+        together = 2 if form.group == 1 or loads <= 3 else 1  # blocks that fit without spills
         _DecodeEmitter(m.begin_block(self.threads, self.shared, together), self).emit()
 
 
