@@ -86,7 +86,8 @@ class Simulated(BlockFunction):
     def make(self, data: Any, type_: Type) -> SimValue:
         dims = (self.count,) if type_.lanes == 1 else (self.count, type_.lanes)
         element = _NUMPY[type_.scalar.name]
-        return SimValue(np.broadcast_to(np.asarray(data).astype(element), dims), type_, self)
+        made = np.asarray(data).astype(element, copy=False)
+        return SimValue(made if made.shape == dims else np.broadcast_to(made, dims), type_, self)
 
     def const(self, value: Any, type_: Type = i64) -> SimValue:
         if isinstance(value, SimValue):
@@ -107,12 +108,12 @@ class Simulated(BlockFunction):
 
     def binary(self, op: str, a: Value, b: Any) -> SimValue:
         other = self.const(b, a.type)
-        x, y = data_of(a), other.data
+        x, y = narrowed(data_of(a), other.data)
         with np.errstate(all="ignore"):
             return self.make(_binary(op, a.type, x, y), a.type)
 
     def compare(self, predicate: str, a: Value, b: Any) -> SimValue:
-        x, y = data_of(a), self.const(b, a.type).data
+        x, y = narrowed(data_of(a), self.const(b, a.type).data)
         if predicate in ("ult", "ule", "ugt", "uge") and a.type.is_int:
             x, y, predicate = _unsigned(x), _unsigned(y), predicate[1:]
         if predicate == "uno":
@@ -122,16 +123,14 @@ class Simulated(BlockFunction):
 
     def select(self, mask: Value, a: Any, b: Any) -> SimValue:
         type_ = a.type if isinstance(a, Value) else b.type
-        chosen = data_of(mask)
+        chosen, x, y = narrowed(data_of(mask), self.const(a, type_).data, self.const(b, type_).data)
         if type_.lanes > 1 and mask.type.lanes == 1:
             chosen = chosen[:, None]
-        return self.make(
-            np.where(chosen, self.const(a, type_).data, self.const(b, type_).data), type_
-        )
+        return self.make(np.where(chosen, x, y), type_)
 
     def convert(self, value: Value, type_: Type, signed: bool = True) -> SimValue:
         target = type_ if type_.lanes > 1 else type_.with_lanes(value.type.lanes)
-        x = data_of(value)
+        [x] = narrowed(data_of(value))
         if target.scalar is i1:
             return self.make(x != 0, target)
         if value.type.is_int and not signed and value.type.bits > 1:
@@ -150,13 +149,14 @@ class Simulated(BlockFunction):
             (self.count, -1) if type_.lanes > 1 else (self.count,)), type_)  # fmt: skip
 
     def fma(self, a: Value, b: Any, c: Any) -> SimValue:
-        x, y, z = (np.asarray(self.const(v, a.type).data, np.float64) for v in (a, b, c))
+        given = narrowed(*(self.const(v, a.type).data for v in (a, b, c)))
+        x, y, z = (np.asarray(v, np.float64) for v in given)
         with np.errstate(all="ignore"):
             return self.make(x * y + z, a.type)
 
     def intrinsic(self, name: str, result: Type, *args: Value) -> Value:
         base = name.split(".")[1]
-        x = [data_of(a) for a in args]
+        x = narrowed(*(data_of(a) for a in args))
         simple: dict[str, Any] = {
             "smin": np.minimum, "smax": np.maximum, "fabs": np.abs, "sqrt": np.sqrt,
             "umin": lambda a, b: np.minimum(_unsigned(a), _unsigned(b)),
@@ -183,8 +183,11 @@ class Simulated(BlockFunction):
 
     def gep(self, base: Value, index: Any, scale: int | Type = 1) -> SimValue:
         size = scale if isinstance(scale, int) else scale.bytes
-        step = index if isinstance(index, int) else data_of(index).astype(np.int64)
-        return self.make(data_of(base) + step * size, ptr)
+        if isinstance(index, int):
+            [start] = narrowed(data_of(base))
+            return self.make(start + index * size, ptr)
+        start, step = narrowed(data_of(base), data_of(index))
+        return self.make(start + step.astype(np.int64) * size, ptr)
 
     def load(
         self, base: Value, type_: Type, offset: Any = 0, align: int = 0, nontemporal: bool = False
@@ -194,16 +197,21 @@ class Simulated(BlockFunction):
     def _load(self, address: Any, type_: Type, align: int) -> SimValue:
         element = np.dtype(_NUMPY[type_.scalar.name])
         wanted = align or element.itemsize
-        flat = np.zeros((self.count, type_.bytes), np.uint8)
-        used = self._checked(address, type_, wanted)
+        alike = not address.strides[0]
+        used = self._checked(address[:1] if alike else address, type_, wanted, alike)
         memory, low = bytes_at(used, type_.bytes)
-        flat[self.active] = memory[(used - low)[:, None] + np.arange(type_.bytes)]
+        unit = min(wanted, element.itemsize)  # what is copied at a time
+        index = ((used - low) // unit)[:, None] + np.arange(type_.bytes // unit)
+        flat = memory.view(f"u{unit}")[index]
+        if len(flat) != self.count and not alike:
+            some, flat = flat, np.zeros((self.count, flat.shape[1]), flat.dtype)
+            flat[self.active] = some
         numbers = flat.view(element)
         return self.make(numbers if type_.lanes > 1 else numbers[:, 0], type_)
 
-    def _checked(self, address: Any, type_: Type, align: int) -> Any:
-        """The addresses that are used."""
-        used = address[self.active]
+    def _checked(self, address: Any, type_: Type, align: int, alike: bool = False) -> Any:
+        """The addresses that are used; `alike`: there is one, of all threads."""
+        used = address if alike else address[self.active]
         assert (used % align == 0).all(), "not aligned"
         self.inside(used, type_.bytes)
         return used
@@ -853,6 +861,12 @@ class SimulatedModule(KernelModule):
     def begin_block(self, threads: int, shared: int = 0, min_blocks: int = 1) -> Simulated:
         self.made = Simulated(self, threads, shared, self.args, self.inside)
         return self.made
+
+
+def narrowed(*arrays: Any) -> Sequence[Any]:
+    """Numbers that all threads have alike, such as args, as those of one thread, which broadcast;
+    others as they are."""
+    return arrays if any(x.strides[0] for x in arrays) else [x[:1] for x in arrays]
 
 
 def bytes_at(addresses: Any, size: int) -> tuple[Any, int]:
