@@ -39,7 +39,7 @@ SETTINGS = (
     Setting("RLX_DEVICE", "cpu", "the device of array functions and `rlx.jit`: cpu, reference, …"),
     Setting(
         "RLX_PERSISTENT",
-        "0",
+        "auto",
         "decode as one kernel on GPUs: 0 never, auto where it is faster, 1 wherever it can be",
     ),
     Setting("RLX_API_KEYS", "", "keys that `rlx serve` accepts, separated by commas"),

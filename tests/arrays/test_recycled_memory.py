@@ -15,9 +15,14 @@ from rlx.backends.recycle import copied, result_maker
 ELEMENTS = 1 << 19  # 2 MiB of f32
 
 
-@pytest.fixture(autouse=True)
-def empty():
+@pytest.fixture(scope="module", autouse=True)
+def collected():
+    """No cycles of earlier tests hold blocks. Once: it takes seconds where they left much."""
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def empty(collected):
     recycle.release()
     yield
     recycle.release()

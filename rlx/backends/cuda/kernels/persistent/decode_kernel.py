@@ -53,7 +53,7 @@ class PersistentDecode(BlockKernel):
     """
 
     shape: DenseShape
-    ahead: int = 2  # slots that are being filled at a time
+    ahead: int = 3  # slots that are being filled at a time
     early: bool = False  # look for values before weights are fetched
     embeds: bool = False
     marks: bool = False
