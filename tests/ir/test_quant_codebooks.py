@@ -151,6 +151,19 @@ def test_any_weights(name: str, w: np.ndarray, weighted: bool) -> None:
         assert not back.any()
 
 
+@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_weights_near_the_least_normal_number(name: str, sign: int) -> None:
+    """One weight among zeros, whose inverse f32 holds, but not every multiple of it."""
+    w = np.zeros((12, 256), np.float32)
+    w[:, 17] = sign * 2.0 ** np.arange(-132.0, -120.0)
+    back = decode(QuantScheme.parse(name), packed(name, w))
+    if name == "MXFP4":  # its scale is a power of two down to 2^-127
+        assert (np.abs(back - w) <= np.abs(w)).all()
+    else:
+        assert not back.any()
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_what_cannot_be_held(name: str) -> None:
     for bad in (np.nan, np.inf, -np.inf):

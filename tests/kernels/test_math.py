@@ -122,6 +122,21 @@ def test_stated_error(target, name, dtype):
     assert error.max() <= bound, worst(error, x)
 
 
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+@pytest.mark.parametrize("dtype", [NARROW, WIDE])
+def test_angles_of_every_size(target, name, dtype):
+    """The stated error also where each reduction works, up to its limit and from there on, and
+    near multiples of π/2, where most digits cancel."""
+    rng = np.random.default_rng(11)
+    reference, *bounds = FUNCTIONS[name]
+    large = np.exp(rng.uniform(0, 88, 20_000)) * rng.choice([-1, 1], 20_000)
+    near = np.concatenate([rng.uniform(-s, s, 20_000) for s in (1e3, 2.0**17, 1e6)])
+    multiples = np.rint(near) * (np.pi / 2)
+    x = np.concatenate([large, near, multiples]).astype(dtype)
+    error = measure(target, name, reference, x)
+    assert error.max() <= bounds[dtype is WIDE], worst(error, x)
+
+
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [NARROW, WIDE])
 def test_rounding_is_exact(target, name, dtype):

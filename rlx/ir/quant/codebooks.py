@@ -42,7 +42,9 @@ def _entry(x: F32, inverse: F32) -> Array:
 def _fit_curve(x: F32, w: F32 | None) -> F32:
     """The scale of each run, a column of x."""
     high, low = x.max(axis=0), x.min(axis=0)
-    inverse = reciprocal(np.where(high >= -low, high, low))
+    # an inverse that some peak, doubled, makes overflow is 0
+    room = np.float32(2.0**-9)
+    inverse = reciprocal(np.where(high >= -low, high, low) * room) * room
     best, values = BestScale(x, w), _table()[1]
     for peak in _PEAKS:
         best.try_codes(values.take(_entry(x, inverse * peak)))

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import pairwise
 
 from rlx.llvm.builder import Function, Value, f32, f64, i32, i64, vec
-from rlx.llvm.math.real import F32, F64, nan_like, polynomial, real
+from rlx.llvm.math.real import F32, F64, exact_sum, nan_like, polynomial, product_error, real
 
 # π/2 in parts: of 33 bits each, so that products with counts below 2^20 are exact, and of 53
 _PARTS_33 = (
@@ -129,14 +129,20 @@ def _reduce_f32(x: Value) -> tuple[Value, Value]:
 
 
 def _cody_waite(x: Value) -> tuple[Value, Value]:
-    """r and n of an f64: Cody–Waite, n times the parts of π/2 subtracted."""
+    """r and n of an f64: Cody–Waite, n times the parts of π/2 subtracted. The first difference is
+    exact; with FMA, parts after the second matter only where those two cancel."""
     f = x.fn
     with f.exact():
         shifted = f.fma(x, f.const(2 / math.pi, x.type), F64.magic)
         whole = shifted - F64.magic
-        r = x
-        for part in _PARTS_53 if f.target.fma else _PARTS_33:
-            r = f.fma(whole, f.const(-part, x.type), r)
+        if f.target.fma:
+            r = x
+            for part in _PARTS_53:
+                r = f.fma(whole, f.const(-part, x.type), r)
+        else:  # shorter parts: what the second difference loses, and the third, are some ulp of r
+            first, second, third, fourth = (whole * part for part in _PARTS_33)
+            r, lost = exact_sum(x - first, -second)
+            r = r + (lost - (third + fourth))
     return r, shifted.bits()
 
 
@@ -211,7 +217,7 @@ def _fraction_of_turn(f: Function, high: Value, rest: Value) -> Value:
         head = high.to(f64)
         tail = (high - head.to(i64)).to(f64) + rest.to(f64) * 2.0**-64
         near = head * _PARTS_53[0]
-        error = f.fma(head, f.const(_PARTS_53[0], head.type), -near)
+        error = product_error(head, f.const(_PARTS_53[0], head.type), near)
         error = error + (head * _PARTS_53[1] + tail * _PARTS_53[0])
         return (near + error) * 2.0**-62
 
