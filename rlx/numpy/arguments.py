@@ -12,8 +12,7 @@ import numpy as np
 
 from rlx.errors import InputError
 from rlx.numpy.array import Array, Tracer
-from rlx.numpy.dispatch import as_array
-from rlx.numpy.trace import Size
+from rlx.numpy.traced_body import as_leaf
 from rlx.numpy.tree import flatten, leaf_names, unflatten
 from rlx.support.records import dataclass
 
@@ -137,17 +136,7 @@ def _leaf(function: str, x: Any) -> Array:
     """A leaf of the arguments as an array."""
     if isinstance(x, Tracer):
         x.home.require_open()
-        return x
-    if isinstance(x, Size):
-        return x.as_array()
-    try:
-        return as_array(x)
-    except Exception as error:
-        raise InputError(
-            "not an array", where=function, got=f"{x!r:.60} ({type(x).__name__})",
-            expected="arrays, numbers, or trees of them",
-            hint=getattr(error, "hint", "") or "name it in static= to pass it by value",
-        ) from error  # fmt: skip
+    return as_leaf(x, function, "name it in static= to pass it by value")
 
 
 def exact_value(value: Any) -> Any:

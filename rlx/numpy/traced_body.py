@@ -146,7 +146,8 @@ def arrays_of(tree: Any, where: str) -> tuple[list[Array], Structure]:
     return [as_leaf(x, where) for x in leaves], structure
 
 
-def as_leaf(x: Any, where: str) -> Array:
+def as_leaf(x: Any, where: str, hint: str = "") -> Array:
+    """A leaf of a tree as an array."""
     if isinstance(x, Tracer):
         return x
     if isinstance(x, Size):
@@ -156,7 +157,7 @@ def as_leaf(x: Any, where: str) -> Array:
     except Exception as error:
         raise InputError(
             "not an array", where=where, got=f"{x!r:.60} ({type(x).__name__})",
-            expected="arrays, numbers, or trees of them",
+            expected="arrays, numbers, or trees of them", hint=getattr(error, "hint", "") or hint,
         ) from error  # fmt: skip
 
 
