@@ -105,7 +105,8 @@ class _Pack:
 
 VECTORS = 3  # of pixels in a panel; with 8 (4) rows the accumulators fit in 32 (16) registers
 POINTERS = frozenset(["x", "filters", "out", "bias", "scratch"])
-_CHUNK_BYTES = 384 << 10  # of panels that are packed before the tiles use them
+_CHUNK_BYTES = 384 << 10  # of panels that are packed before the tiles use them, in an L2 of 512 kB
+_LARGE_CHUNK_BYTES = 512 << 10  # with AVX-512, whose cores have an L2 cache of 1 MB and more
 _CHUNK = 8  # panels at most, for enough work items
 _SIZES = ["batch", "groups", "channels", "tiles", "rows", "chunk", "height", "width"]
 _PIXELS = ["out_height", "out_width", "stride_y", "stride_x"]
@@ -165,7 +166,8 @@ class DirectConv(KernelSpec):
 
     def chunk(self, target: Target, terms: int) -> int:
         """Panels that are packed together, for sums over `terms` inputs."""
-        room = _CHUNK_BYTES // (self.panel_bytes(target) * max(terms, 1))
+        size = _LARGE_CHUNK_BYTES if target.vector_bits >= 512 else _CHUNK_BYTES
+        room = size // (self.panel_bytes(target) * max(terms, 1))
         return max(1, min(room, _CHUNK))
 
     def scratch(self, target: Target, terms: int) -> int:
