@@ -49,7 +49,7 @@ def push_forward(
 
 
 def _apply(g: Graph, node: Node, inputs: Sequence[Dual]) -> Sequence[Dual]:
-    op, values = node.op, [d.value for d in inputs]
+    op, values = g.current_op(node.op), [d.value for d in inputs]
     types = [v.shape.dtype for v in node.outputs]
     moves = any(d.tangent is not None for d in inputs) and any(map(is_differentiable, types))
     if not moves or op.has_zero_derivative:

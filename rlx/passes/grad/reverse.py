@@ -87,7 +87,7 @@ class _Tape:
         return [found[v] for v in graph.outputs]
 
     def apply(self, node: Node, inputs: Sequence[Variable]) -> Sequence[Variable]:
-        op, g = node.op, self.g
+        op, g = self.g.current_op(node.op), self.g
         types = [v.shape.dtype for v in node.outputs]
         is_active = any(v.is_active for v in inputs) and any(map(is_differentiable, types))
         if not is_active or op.has_zero_derivative:
@@ -100,7 +100,7 @@ class _Tape:
         return found
 
     def _by_rule(self, node: Node, inputs: Sequence[Variable]) -> Sequence[Variable] | None:
-        op, values = node.op, [v.value for v in inputs]
+        op, values = self.g.current_op(node.op), [v.value for v in inputs]
         results: Sequence[Value]
         linear, rule = LINEARIZE.get(op.name), VJP.get(op.name)
         if linear is not None:
