@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from rlx.backends.cpu.kernels.loops.rows import PassLoops, RowEmitter, joined_lanes, segment_size
 from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
-from rlx.llvm.builder import Module, Value, i64
+from rlx.llvm.builder import Module, Value
 from rlx.llvm.nest.instructions import IterPoint
 from rlx.llvm.nest.reductions import Accumulator, State
 from rlx.loops.nest import ROW, Arg, Nest
