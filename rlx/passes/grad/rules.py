@@ -7,7 +7,7 @@
 A vjp rule takes the cotangents of the results (None: zero) and gives one cotangent, or None, per
 operand. A jvp rule takes the tangents of the operands (None: zero) and gives one per result. An op
 that is linear in its operands together, or in each of them, needs no jvp rule: it is in `LINEAR` or
-in `MULTILINEAR`. Where an op has a vjp rule alone, its jvp is the transpose of that rule.
+in `MULTILINEAR`. Where an op has one of the two rules alone, the other is its transpose.
 
 The product of a cotangent and a value is ct · x, without a conjugate, also for complex numbers, as
 in JAX: a pullback is the transpose of the Jacobian.
@@ -45,7 +45,7 @@ MULTILINEAR: set[str] = set()
 
 _FILES = (
     "elementwise", "layouts", "indexing", "reductions", "products", "control_flow",
-    "transforms", "wrappers",
+    "linalg", "transforms", "wrappers",
 )  # fmt: skip
 
 
@@ -144,6 +144,15 @@ def swapped(g: Graph, x: Value) -> Value:
     """The last two axes exchanged."""
     rank = x.shape.rank
     return g.transpose(x, axes=(*range(rank - 2), rank - 1, rank - 2))
+
+
+def conjugate(g: Graph, x: Value) -> Value:
+    return g.complex(g.real(x), g.neg(g.imag(x))) if x.shape.dtype.is_complex else x
+
+
+def adjoint(g: Graph, x: Value) -> Value:
+    """xᴴ: the conjugate transpose of matrices."""
+    return conjugate(g, swapped(g, x))
 
 
 def product_of(dims: Sequence[Dim]) -> Dim:
