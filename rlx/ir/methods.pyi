@@ -861,6 +861,27 @@ class OpMethods:
     def softmax(self, x: Tensor, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
+    def softmax_cross_entropy(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        ignore_index: int | None = None,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(ln Σ exp(logits) − logits[label], ln Σ exp(logits)) of each row; the loss is 0 for
+        a row whose label is `ignore_index` [rlx.ir.ops.losses.SoftmaxCrossEntropy]"""
+    def softmax_cross_entropy_backward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        lse: Tensor,
+        dloss: Tensor,
+        ignore_index: int | None = None,
+        **result: Unpack[Result],
+    ) -> Any:
+        """dlogits = (exp(logits − lse) − onehot(label)) · dloss, row by row; may overwrite the
+        logits. Rows whose label is `ignore_index` get zeros
+        [rlx.ir.ops.losses.SoftmaxCrossEntropyBackward]"""
     def softplus(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """ln(1 + e^x) [rlx.ir.ops.elementwise.Softplus]"""
     def solve(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
@@ -2106,6 +2127,22 @@ class ValueMethods:
     def softmax(self, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
+    def softmax_cross_entropy(
+        self, labels: Tensor, ignore_index: int | None = None, **result: Unpack[Result]
+    ) -> Any:
+        """(ln Σ exp(logits) − logits[label], ln Σ exp(logits)) of each row; the loss is 0 for
+        a row whose label is `ignore_index` [rlx.ir.ops.losses.SoftmaxCrossEntropy]"""
+    def softmax_cross_entropy_backward(
+        self,
+        labels: Tensor,
+        lse: Tensor,
+        dloss: Tensor,
+        ignore_index: int | None = None,
+        **result: Unpack[Result],
+    ) -> Any:
+        """dlogits = (exp(logits − lse) − onehot(label)) · dloss, row by row; may overwrite the
+        logits. Rows whose label is `ignore_index` get zeros
+        [rlx.ir.ops.losses.SoftmaxCrossEntropyBackward]"""
     def softplus(self, **result: Unpack[Result]) -> Value:
         """ln(1 + e^x) [rlx.ir.ops.elementwise.Softplus]"""
     def solve(self, b: Tensor, **result: Unpack[Result]) -> Value:

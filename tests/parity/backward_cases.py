@@ -1,0 +1,32 @@
+"""The part of the table that is about backward ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cases import Arg, Case
+
+FLOATS = ("f32", "bf16", "f16")
+
+
+def below(high: int) -> Callable[..., Any]:
+    return lambda dims, rng: rng.integers(0, high, dims)
+
+
+def losses() -> Iterator[Case]:
+    labels, row = Arg(("n",), "i32", data=below(37)), Arg(("n",))
+    for t in (*FLOATS, "f64"):
+        x = Arg(("n", 37), t, -8, 8)
+        # an exponential, and a sum of 37 of them
+        yield Case(
+            "softmax_cross_entropy", t, {"x": x, "i": labels},
+            lambda g, x, i: g.softmax_cross_entropy(x, i, ignore_index=2), 8, "sum",
+        )  # fmt: skip
+        yield Case(
+            "softmax_cross_entropy_backward", t, {"x": x, "i": labels, "l": row, "d": row},
+            lambda g, *v: g.softmax_cross_entropy_backward(*v, ignore_index=2), 8, "sum",
+        )  # fmt: skip
+
+
+BACKWARD = (losses,)
