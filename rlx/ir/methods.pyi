@@ -533,6 +533,19 @@ class OpMethods:
     ) -> Value:
         """(x - mean) / sqrt(variance + eps) · gamma (+ beta), over the last axis
         [rlx.ir.ops.norm.LayerNorm]"""
+    def layer_norm_backward(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-05,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = layer_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.LayerNormBackward]"""
     def le(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≤ b [rlx.ir.ops.binary.Le]"""
     def leaky_relu(self, x: Tensor, alpha: float = 0.01, **result: Unpack[Result]) -> Value:
@@ -736,6 +749,19 @@ class OpMethods:
     ) -> Value:
         """x / sqrt(mean(x²) + eps) · gamma (+ beta), over the last axis
         [rlx.ir.ops.norm.RmsNorm]"""
+    def rms_norm_backward(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-06,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = rms_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.RmsNormBackward]"""
     def rope(
         self,
         x: Tensor,
@@ -1751,6 +1777,18 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """(x - mean) · rsqrt(variance + eps) · gamma (+ beta) [rlx.ir.blocks.layers.LayerNorm]"""
+    def layer_norm_backward(
+        self,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-05,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = layer_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.LayerNormBackward]"""
     def le(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≤ b [rlx.ir.ops.binary.Le]"""
     def leaky_relu(self, alpha: float = 0.01, **result: Unpack[Result]) -> Value:
@@ -2017,6 +2055,18 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """x · rsqrt(mean(x²) + eps) · gamma (+ beta) [rlx.ir.blocks.layers.RmsNorm]"""
+    def rms_norm_backward(
+        self,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-06,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = rms_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.RmsNormBackward]"""
     def rope(
         self,
         cos: Tensor,

@@ -29,4 +29,19 @@ def losses() -> Iterator[Case]:
         )  # fmt: skip
 
 
-BACKWARD = (losses,)
+def norms() -> Iterator[Case]:
+    for t in (*FLOATS, "f64"):
+        # sums of 37 products for a row, of n products for gamma
+        x = Arg(("n", 37), t)
+        args = {"x": x, "g": Arg((37,), t), "dy": x}
+        for kind in ("rms_norm_backward", "layer_norm_backward"):
+            yield Case(
+                kind, t, args, lambda g, *v, kind=kind: g.apply(kind, *v, has_beta=True), 16, "sum"
+            )
+            yield Case(
+                kind, f"{t}-sum", args | {"s": x}, lambda g, *v, kind=kind: g.apply(kind, *v),
+                16, "sum",
+            )  # fmt: skip
+
+
+BACKWARD = (losses, norms)

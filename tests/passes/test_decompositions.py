@@ -290,6 +290,9 @@ def backward_cases() -> Iterable[Case]:
         x, rows = f(2, 3, 7, dtype=dtype), [f(2, 3), f(2, 3)]
         yield "softmax_cross_entropy", [x, labels], {"ignore_index": 3}
         yield "softmax_cross_entropy_backward", [x, labels, *rows], {"ignore_index": 3}
+        x, gamma, dy = f(2, 3, 7, dtype=dtype), f(7), f(2, 3, 7, dtype=dtype)
+        yield "rms_norm_backward", [x, gamma, dy], {}
+        yield "layer_norm_backward", [x, gamma, dy, x], {"has_beta": True}
 
 
 GROUPS: list[Callable[[], Iterable[Case]]] = [
