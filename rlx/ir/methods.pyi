@@ -468,6 +468,11 @@ class OpMethods:
     def gather(self, x: Tensor, indices: Tensor, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Slices of x along an axis, at `indices`, whose dims replace the axis
         [rlx.ir.ops.index.Gather]"""
+    def gather_backward(
+        self, dy: Tensor, indices: Tensor, size: DimLike, axis: int = 0, **result: Unpack[Result]
+    ) -> Any:
+        """dx of y = gather(x, indices, axis), whose axis has `size`: zeros, and the slices of
+        dy added at their indices, in order [rlx.ir.ops.gather_backward.GatherBackward]"""
     def ge(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≥ b [rlx.ir.ops.binary.Ge]"""
     def gelu(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -1715,6 +1720,11 @@ class ValueMethods:
     def gather(self, indices: Tensor, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Slices of x along an axis, at `indices`, whose dims replace the axis
         [rlx.ir.ops.index.Gather]"""
+    def gather_backward(
+        self, indices: Tensor, size: DimLike, axis: int = 0, **result: Unpack[Result]
+    ) -> Any:
+        """dx of y = gather(x, indices, axis), whose axis has `size`: zeros, and the slices of
+        dy added at their indices, in order [rlx.ir.ops.gather_backward.GatherBackward]"""
     def ge(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≥ b [rlx.ir.ops.binary.Ge]"""
     def geglu_ffn(

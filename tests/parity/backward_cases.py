@@ -44,4 +44,22 @@ def norms() -> Iterator[Case]:
             )  # fmt: skip
 
 
-BACKWARD = (losses, norms)
+def gathers() -> Iterator[Case]:
+    for t in (*FLOATS, "i8", "c64"):
+        off = 0 if t == "i8" else 8
+        dy, ids = Arg((3, "n", 70), t), Arg(("n",), "i32", data=below(9))
+        yield Case(
+            "gather_backward", t, {"dy": dy, "i": ids},
+            lambda g, dy, i: g.gather_backward(dy, i, size=11, axis=1), off, "sum",
+        )  # fmt: skip
+    rows = {
+        "dy": Arg(("n", 2, 5)),
+        "i": Arg(("n", 2), "i64", data=lambda d, r: r.integers(-7, 7, d)),
+    }
+    yield Case(
+        "gather_backward", "f32-rows", rows,
+        lambda g, dy, i: g.gather_backward(dy, i, size="n + 7"), 8, "sum",
+    )  # fmt: skip
+
+
+BACKWARD = (losses, norms, gathers)

@@ -293,6 +293,8 @@ def backward_cases() -> Iterable[Case]:
         x, gamma, dy = f(2, 3, 7, dtype=dtype), f(7), f(2, 3, 7, dtype=dtype)
         yield "rms_norm_backward", [x, gamma, dy], {}
         yield "layer_norm_backward", [x, gamma, dy, x], {"has_beta": True}
+        dy = f(2, 4, 5, 3, dtype=dtype)
+        yield "gather_backward", [dy, ints(6, 4, 5)], {"size": 6, "axis": 1}
 
 
 GROUPS: list[Callable[[], Iterable[Case]]] = [

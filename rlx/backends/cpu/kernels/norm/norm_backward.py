@@ -183,8 +183,9 @@ class AddParts(KernelSpec):
 
 def _spec(node: Node) -> NormBackward:
     op: Any = node.op
-    x, gamma, dy, *dsum = (v.dtype for v in node.inputs)
-    return NormBackward(x, gamma, dy, *dsum or [None], op.centered, op.has_beta, op.eps)
+    x, gamma, dy, *more = (v.dtype for v in node.inputs)
+    dsum = more[0] if more else None
+    return NormBackward(x, gamma, dy, dsum, op.centered, op.has_beta, op.eps)
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
