@@ -104,6 +104,53 @@ class OpMethods:
     ) -> Value:
         """softmax(scale · q kᵀ, masked) v per head; query head h uses key head h //
         (heads/kv_heads) [rlx.ir.ops.attention.Attention]"""
+    def attention_backward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        mask: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        wants_bias: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dq, dk, dv) from out and lse of `attention_with_lse` and the cotangent of out
+        [rlx.ir.ops.attention_backward.AttentionBackward]"""
+    def attention_with_lse(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        kv_scheme: QuantScheme | str | None = None,
+        has_sinks: bool = False,
+        coarse: bool = False,
+        **result: Unpack[Result],
+    ) -> tuple[Value, Value]:
+        """(attention, ln Σ exp(scores) of each row [B, H, Sq]): what backward needs. Masked
+        keys do not count, a sink does; −inf for a query without any key
+        [rlx.ir.ops.attention_backward.AttentionWithLse]"""
     def avg_pool(
         self,
         x: Tensor,
@@ -1349,6 +1396,51 @@ class ValueMethods:
     ) -> Value:
         """softmax(scale · q kᵀ, masked) v per head, key heads shared by groups of query heads
         [rlx.ir.blocks.attention.Attention]"""
+    def attention_backward(
+        self,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        mask: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        wants_bias: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dq, dk, dv) from out and lse of `attention_with_lse` and the cotangent of out
+        [rlx.ir.ops.attention_backward.AttentionBackward]"""
+    def attention_with_lse(
+        self,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        kv_scheme: QuantScheme | str | None = None,
+        has_sinks: bool = False,
+        coarse: bool = False,
+        **result: Unpack[Result],
+    ) -> tuple[Value, Value]:
+        """(attention, ln Σ exp(scores) of each row [B, H, Sq]): what backward needs. Masked
+        keys do not count, a sink does; −inf for a query without any key
+        [rlx.ir.ops.attention_backward.AttentionWithLse]"""
     def avg_pool(
         self,
         kernel: int | Sequence[int],
