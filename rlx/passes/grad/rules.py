@@ -42,10 +42,24 @@ LINEARIZE: dict[str, Linearize] = {}
 """Ops whose forward computation is another one when they are differentiated: loops save carries."""
 LINEAR: set[str] = set()
 MULTILINEAR: set[str] = set()
+DECOMPOSED_FORWARD: set[str] = set()
+"""Ops with a vjp rule that forward mode differentiates through their decomposition."""
+
+NOT_DIFFERENTIABLE = {
+    "quantize_weight": (
+        "a packed weight has no derivative",
+        "train a float weight through fake_quantize, or adapters beside the packed one",
+    ),
+    "state_update": (
+        "a graph that writes a state has no derivative", "make the state an input and an output",
+    ),
+}  # fmt: skip
+"""Ops with float results and no rule: what the error says, and its hint."""
 
 _FILES = (
     "elementwise", "layouts", "indexing", "reductions", "products", "control_flow",
-    "linalg", "transforms", "wrappers",
+    "linalg", "fused", "quantized",
+    "transforms", "wrappers",
 )  # fmt: skip
 
 
@@ -83,10 +97,12 @@ def is_differentiable(element: DType) -> bool:
 
 def no_derivative(op: Op, origin: Origin, why: str = "", hint: str = "") -> UnsupportedError:
     """What is raised where an op on the way has no derivative."""
+    usual = "stop_gradient keeps it out; custom_vjp gives a function a rule of its own"
+    known = NOT_DIFFERENTIABLE.get(op.name, ("no derivative rule", usual))
     return UnsupportedError(
-        why or "no derivative rule", where=op.name, got=str(op), origin=origin,
+        why or known[0], where=op.name, got=str(op), origin=origin,
         expected="ops with a derivative between the arguments and the result",
-        hint=hint or "stop_gradient keeps it out; custom_vjp gives a function a rule of its own",
+        hint=hint or known[1],
     )  # fmt: skip
 
 
