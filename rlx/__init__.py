@@ -73,7 +73,14 @@ _HOMES = {
     "rlx.numpy.jit": "JitFunction debug jit",
 }
 
-_ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`
+_ROOMS = (
+    "checkpoint",
+    "data",
+    "nn",
+    "numpy",
+    "optim",
+    "random",
+)  # rooms that users name: `rlx.random.key(0)`
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # `import *` loads them all
 
