@@ -399,15 +399,7 @@ class Graph(Builder):
 
     def symbols(self) -> frozenset[str]:
         """Every symbol in shapes, attributes and nested graphs."""
-        found: set[str] = set()
-        for shape in {v.shape for node in self.nodes for v in node.outputs}:
-            if not shape.is_static:
-                found |= shape.symbols
-        for op in {id(node.op): node.op for node in self.nodes}.values():
-            if op.fields and op.has_symbols:
-                for value in op.attributes().values():
-                    _symbols_of(value, found)
-        return frozenset(found)
+        return symbols_of(self.nodes)
 
     def users(self) -> dict[Value, list[Node]]:
         """Each value's users, once per operand position; outputs are not users."""
@@ -485,6 +477,19 @@ def _default_names(values: Iterable[Value]) -> list[str]:
         name = v.node.name if v.index == 0 else ""
         names.append(name if name and name not in names else f"output_{i}")
     return names
+
+
+def symbols_of(nodes: Sequence[Node]) -> frozenset[str]:
+    """Every symbol in the shapes, attributes and nested graphs of some nodes."""
+    found: set[str] = set()
+    for shape in {v.shape for node in nodes for v in node.outputs}:
+        if not shape.is_static:
+            found |= shape.symbols
+    for op in {id(node.op): node.op for node in nodes}.values():
+        if op.fields and op.has_symbols:
+            for value in op.attributes().values():
+                _symbols_of(value, found)
+    return frozenset(found)
 
 
 def _symbols_of(value: object, found: set[str]) -> None:
