@@ -138,6 +138,13 @@ from rlx.numpy.control_flow import (
 from rlx.numpy.device import default_device as default_device
 from rlx.numpy.function_file import load_function as load_function
 from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
-from rlx import nn as nn, numpy as numpy, random as random
+from rlx import (
+    checkpoint as checkpoint,
+    data as data,
+    nn as nn,
+    numpy as numpy,
+    optim as optim,
+    random as random,
+)
 
 __version__: str

@@ -1,7 +1,7 @@
-"""Checkpoints: trees of arrays and of Python's numbers in one file each, the newest valid one found.
+"""Checkpoints: trees of arrays and of numbers in one file each, the newest whole one found.
 
     checkpoints = rlx.checkpoint.CheckpointManager("run", keep=3)
-    start = {"params": params, "optimizer": state, "key": key, "data": batches.state_dict(), "step": 0}
+    start = {"params": params, "optimizer": state, "data": batches.state_dict(), "step": 0}
     now = checkpoints.restore(start)  # the newest one that is whole; `start` where there is none
     checkpoints.save(now["step"], now)
 
@@ -162,7 +162,9 @@ def _crc(text: str) -> int:
 
 
 def _checksum(array: np.ndarray[Any, Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    """Of element type, shape and bytes."""
+    kind = _crc(f"{DType.of(array.dtype)} {list(array.shape)}")
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, kind)
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -187,6 +189,8 @@ def _state(file: SafetensorsFile) -> tuple[dict[str, Any], dict[str, Any]]:
     plain, sums = found.get("state"), found.get("checksums")
     if not isinstance(plain, dict) or not isinstance(sums, dict) or plain.keys() & sums.keys():
         _damaged(file.name, "the state is not one of a checkpoint")
+    if sums.keys() != file.tensors.keys():
+        _damaged(file.name, "the names of tensors are damaged")
     return plain, sums
 
 
@@ -207,6 +211,8 @@ def _some(names: list[str]) -> str:
 
 def _scalar(file: str, name: str, entry: Any, like: Any) -> Any:
     """A number or text of the type that it was written as, which must be that of `like`."""
+    kind: Any
+    value: Any
     kind, value = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
     expected = _SCALARS.get(kind) if isinstance(kind, str) else None
     if expected is None or type(value) is not (str if expected is float else expected):
@@ -216,31 +222,30 @@ def _scalar(file: str, name: str, entry: Any, like: Any) -> Any:
             f"{name} is of another type", where=file, got=kind, expected=type(like).__name__
         )
     try:
-        return float.fromhex(value) if expected is float else value
+        return float.fromhex(str(value)) if expected is float else value
     except (ValueError, OverflowError):
         _damaged(file, f"{name} is not a number", got=str(value)[:40])
 
 
 def _array(file: SafetensorsFile, name: str, sums: dict[str, Any], like: Any) -> Any:
-    info = file.tensors[name]
+    data = np.array(file.array(name), order="C")  # memory of its own, which can be donated
+    if sums.get(name) != _checksum(data):
+        _damaged(file.name, f"the bytes of {name} are damaged")
     if isinstance(like, _PLAIN) and not isinstance(like, np.generic):
         raise InputError(
             f"{name} is of another type", where=file.name, got="an array",
             expected=type(like).__name__,
         )  # fmt: skip
     template = like.data if isinstance(like, Array) else like
-    dtype = DType.of(template.dtype)
-    if info.shape != template.shape or info.dtype is not dtype:
+    found, dtype = DType.of(data.dtype), DType.of(template.dtype)
+    if data.shape != template.shape or found is not dtype:
         raise InputError(
             f"{name} is another array", where=file.name,
-            got=f"{info.dtype} {list(info.shape)}", expected=f"{dtype} {list(template.shape)}",
+            got=f"{found} {list(data.shape)}", expected=f"{dtype} {list(template.shape)}",
         )  # fmt: skip
-    data = np.array(file.array(name), order="C")  # memory of its own, which can be donated
-    if sums.get(name) != _checksum(data):
-        _damaged(file.name, f"the bytes of {name} are damaged")
     if isinstance(like, np.generic):
         return data[()]
-    return Array(data) if isinstance(like, Array) else data
+    return data if isinstance(like, np.ndarray) else Array(data)  # of Unset parameters too
 
 
 def _damaged(file: str, what: str, **more: Any) -> NoReturn:
