@@ -127,6 +127,11 @@ class OpMethods:
         """x in another element type [rlx.ir.ops.cast.Cast]"""
     def ceil(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """the next whole number towards +inf [rlx.ir.ops.elementwise.Ceil]"""
+    def checkpoint(
+        self, *tensors: Any, body: BodyLike, policy: str = "nothing", **result: Unpack[Result]
+    ) -> Any:
+        """The body, computed again in the backward part instead of keeping its values
+        [rlx.ir.ops.derivatives.Checkpoint]"""
     def cholesky(self, x: Tensor, upper: bool = False, **result: Unpack[Result]) -> Value:
         """The lower triangular l with x = l·lᴴ of a positive definite x, or with `upper` u and
         uᴴ·u [rlx.ir.ops.factorizations.Cholesky]"""
@@ -204,6 +209,21 @@ class OpMethods:
     def custom(self, *tensors: Any, op: str, options: object = (), **result: Unpack[Result]) -> Any:
         """The op registered with `custom_op` under the name `op`; `options` are its attributes
         [rlx.ir.ops.custom.Custom]"""
+    def custom_jvp(
+        self, *tensors: Any, body: BodyLike, rule: BodyLike, **result: Unpack[Result]
+    ) -> Any:
+        """The body, with `rule(operands…, tangents…)` giving the tangents of the results
+        [rlx.ir.ops.derivatives.CustomJvp]"""
+    def custom_vjp(
+        self,
+        *tensors: Any,
+        body: BodyLike,
+        forward: BodyLike,
+        backward: BodyLike,
+        **result: Unpack[Result],
+    ) -> Any:
+        """The body, with a rule of its own for the backward part
+        [rlx.ir.ops.derivatives.CustomVjp]"""
     def depthwise_conv1d_causal(
         self, x: Tensor, w: Tensor, left_pad: Tensor, **result: Unpack[Result]
     ) -> Value:
@@ -294,7 +314,7 @@ class OpMethods:
         """A subgraph of elementwise, broadcast, reduction, layout and gather ops, run as one
         kernel [rlx.ir.ops.fused.ElementwiseRegion]"""
     def elu(self, x: Tensor, alpha: float = 1.0, **result: Unpack[Result]) -> Value:
-        """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.elementwise.Elu]"""
+        """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.activation_functions.Elu]"""
     def eq(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a = b; false where either is NaN [rlx.ir.ops.binary.Eq]"""
     def erf(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -471,11 +491,12 @@ class OpMethods:
     def ge(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≥ b [rlx.ir.ops.binary.Ge]"""
     def gelu(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """x · (1 + erf(x / √2)) / 2 [rlx.ir.ops.elementwise.Gelu]"""
+        """x · (1 + erf(x / √2)) / 2 [rlx.ir.ops.activation_functions.Gelu]"""
     def gelu_quick(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """x · sigmoid(1.702 x) [rlx.ir.ops.elementwise.GeluQuick]"""
+        """x · sigmoid(1.702 x) [rlx.ir.ops.activation_functions.GeluQuick]"""
     def gelu_tanh(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2 [rlx.ir.ops.elementwise.GeluTanh]"""
+        """x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2
+        [rlx.ir.ops.activation_functions.GeluTanh]"""
     def group_norm(
         self,
         x: Tensor,
@@ -536,7 +557,7 @@ class OpMethods:
     def le(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≤ b [rlx.ir.ops.binary.Le]"""
     def leaky_relu(self, x: Tensor, alpha: float = 0.01, **result: Unpack[Result]) -> Value:
-        """x where x ≥ 0, else alpha · x [rlx.ir.ops.elementwise.LeakyRelu]"""
+        """x where x ≥ 0, else alpha · x [rlx.ir.ops.activation_functions.LeakyRelu]"""
     def log(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """ln x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log]"""
     def log10(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -627,6 +648,10 @@ class OpMethods:
         """a ≠ b; true where either is NaN [rlx.ir.ops.binary.Ne]"""
     def neg(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """−x [rlx.ir.ops.elementwise.Neg]"""
+    def optimization_barrier(self, *tensors: Any, **result: Unpack[Result]) -> Any:
+        """The operands. None of the results is ready before all operands are, and passes see
+        neither through it nor equal values on its two sides
+        [rlx.ir.ops.derivatives.OptimizationBarrier]"""
     def pad(
         self,
         x: Tensor,
@@ -834,13 +859,13 @@ class OpMethods:
     def shift_right(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a >> b, arithmetic; all sign where b is too far [rlx.ir.ops.binary.ShiftRight]"""
     def sigmoid(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
+        """1 / (1 + e^−x) [rlx.ir.ops.activation_functions.Sigmoid]"""
     def sign(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """x · sigmoid(x) [rlx.ir.ops.elementwise.Silu]"""
+        """x · sigmoid(x) [rlx.ir.ops.activation_functions.Silu]"""
     def sin(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """sin x, x in radians [rlx.ir.ops.elementwise.Sin]"""
     def sinh(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -862,7 +887,7 @@ class OpMethods:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
     def softplus(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """ln(1 + e^x) [rlx.ir.ops.elementwise.Softplus]"""
+        """ln(1 + e^x) [rlx.ir.ops.activation_functions.Softplus]"""
     def solve(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast
         [rlx.ir.ops.linalg.Solve]"""
@@ -886,6 +911,8 @@ class OpMethods:
     ) -> Value:
         """The state with `update` written in place at `start` along `axis`
         [rlx.ir.ops.source.StateUpdate]"""
+    def stop_gradient(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """x, with a derivative of zero [rlx.ir.ops.derivatives.StopGradient]"""
     def sub(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a − b [rlx.ir.ops.binary.Sub]"""
     def sum(
@@ -1499,7 +1526,7 @@ class ValueMethods:
         """Eigenvalues of a symmetric or Hermitian x in ascending order, and eigenvectors as
         columns [rlx.ir.ops.factorizations.Eigh]"""
     def elu(self, alpha: float = 1.0, **result: Unpack[Result]) -> Value:
-        """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.elementwise.Elu]"""
+        """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.activation_functions.Elu]"""
     def embedding(self, table: Tensor, scale: float = 1.0, **result: Unpack[Result]) -> Value:
         """Rows `ids` of the table [V, K], times `scale`: [...] -> [..., K]
         [rlx.ir.blocks.linear.Embedding]"""
@@ -1680,7 +1707,7 @@ class ValueMethods:
     ) -> Value:
         """(gelu(x·gate) * (x·up))·down [rlx.ir.blocks.linear.GegluFfn]"""
     def gelu(self, **result: Unpack[Result]) -> Value:
-        """x · (1 + erf(x / √2)) / 2 [rlx.ir.ops.elementwise.Gelu]"""
+        """x · (1 + erf(x / √2)) / 2 [rlx.ir.ops.activation_functions.Gelu]"""
     def gelu_ffn(
         self,
         up_w: Tensor,
@@ -1693,9 +1720,10 @@ class ValueMethods:
     ) -> Value:
         """gelu(x·up + up_bias)·down + down_bias [rlx.ir.blocks.linear.GeluFfn]"""
     def gelu_quick(self, **result: Unpack[Result]) -> Value:
-        """x · sigmoid(1.702 x) [rlx.ir.ops.elementwise.GeluQuick]"""
+        """x · sigmoid(1.702 x) [rlx.ir.ops.activation_functions.GeluQuick]"""
     def gelu_tanh(self, **result: Unpack[Result]) -> Value:
-        """x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2 [rlx.ir.ops.elementwise.GeluTanh]"""
+        """x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2
+        [rlx.ir.ops.activation_functions.GeluTanh]"""
     def group_norm(
         self, gamma: Tensor, beta: Tensor, groups: int, eps: float = 1e-05, **result: Unpack[Result]
     ) -> Value:
@@ -1733,7 +1761,7 @@ class ValueMethods:
     def le(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≤ b [rlx.ir.ops.binary.Le]"""
     def leaky_relu(self, alpha: float = 0.01, **result: Unpack[Result]) -> Value:
-        """x where x ≥ 0, else alpha · x [rlx.ir.ops.elementwise.LeakyRelu]"""
+        """x where x ≥ 0, else alpha · x [rlx.ir.ops.activation_functions.LeakyRelu]"""
     def linear(
         self,
         w: Tensor,
@@ -2080,13 +2108,13 @@ class ValueMethods:
     def shift_right(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a >> b, arithmetic; all sign where b is too far [rlx.ir.ops.binary.ShiftRight]"""
     def sigmoid(self, **result: Unpack[Result]) -> Value:
-        """1 / (1 + e^−x) [rlx.ir.ops.elementwise.Sigmoid]"""
+        """1 / (1 + e^−x) [rlx.ir.ops.activation_functions.Sigmoid]"""
     def sign(self, **result: Unpack[Result]) -> Value:
         """−1, 0 or 1, of a complex x x / |x|; NaN of NaN [rlx.ir.ops.elementwise.Sign]"""
     def signbit(self, **result: Unpack[Result]) -> Value:
         """whether x is negative, or −0 [rlx.ir.ops.elementwise.Signbit]"""
     def silu(self, **result: Unpack[Result]) -> Value:
-        """x · sigmoid(x) [rlx.ir.ops.elementwise.Silu]"""
+        """x · sigmoid(x) [rlx.ir.ops.activation_functions.Silu]"""
     def sin(self, **result: Unpack[Result]) -> Value:
         """sin x, x in radians [rlx.ir.ops.elementwise.Sin]"""
     def sinh(self, **result: Unpack[Result]) -> Value:
@@ -2107,7 +2135,7 @@ class ValueMethods:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
     def softplus(self, **result: Unpack[Result]) -> Value:
-        """ln(1 + e^x) [rlx.ir.ops.elementwise.Softplus]"""
+        """ln(1 + e^x) [rlx.ir.ops.activation_functions.Softplus]"""
     def solve(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast
         [rlx.ir.ops.linalg.Solve]"""
@@ -2128,6 +2156,8 @@ class ValueMethods:
     ) -> Value:
         """The state with `update` written in place at `start` along `axis`
         [rlx.ir.ops.source.StateUpdate]"""
+    def stop_gradient(self, **result: Unpack[Result]) -> Value:
+        """x, with a derivative of zero [rlx.ir.ops.derivatives.StopGradient]"""
     def sub(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a − b [rlx.ir.ops.binary.Sub]"""
     def sum(

@@ -68,6 +68,8 @@ class Op:
     runs_in_low_precision: ClassVar[bool] = False  # f32 operands may be cast to f16 or bf16
     holds_weights: ClassVar[bool] = False  # has matmuls inside: decomposed before quantisation
     runs_in_prepare: ClassVar[bool] = False  # param-only and run by its reference, on any device
+    has_zero_derivative: ClassVar[bool] = False  # piecewise constant: no gradient passes
+    is_inlined: ClassVar[bool] = False  # replaced by its decomposition before any other pass
     depends_on_neighbours: ClassVar[bool] = False  # its lowering reads the nodes around it
     num_required: ClassVar[int] = 0
     num_optional: ClassVar[int] = 0

@@ -60,6 +60,19 @@ def _unsupported(report: DispatchReport) -> UnsupportedError:
     return error
 
 
+def inline_calls(graph: Graph) -> Graph:
+    """Replace ops that stand for a part of the graph, such as `checkpoint`, by that part."""
+    if not any(node.op.is_inlined for node in graph.nodes):
+        return graph
+    editor = Editor(graph, "inline")
+    todo = list(reversed(graph.nodes))
+    while todo:
+        node = todo.pop()
+        if node.op.is_inlined and node.id != GONE:
+            todo.extend(reversed(_expand(editor, node) or []))
+    return editor.finish()
+
+
 class _Legalizer:
     def __init__(self, native: HasNative, choose: Choose, report: DispatchReport) -> None:
         self.native, self.choose, self.report = native, choose, report

@@ -26,7 +26,7 @@ from rlx.ir.phase import Phase, PhaseSchedule, check_phases, derive_phases
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.verify import verify
 from rlx.passes.fusion import FUSIONS
-from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
+from rlx.passes.legalize import Choose, HasNative, inline_calls, legalize, prefer_native
 from rlx.passes.precision import lower_precision, quantize_weights
 from rlx.passes.prepare import merge_prepared, split_prepare
 from rlx.passes.report import DispatchReport, FusionReport, counters
@@ -147,6 +147,7 @@ def _prepare(graph: Graph, context: Context) -> Graph:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("lower_hir", lambda g, c: lower_hir(g, c.policy), required=True),
+    Pass("inline", lambda g, c: recursive(inline_calls)(g), required=True),
     Pass("quantize", _quantize, required=True),
     Pass("simplify", _simplify),
     Pass("fold", lambda g, c: recursive(fold)(g)),

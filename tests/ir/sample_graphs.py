@@ -144,6 +144,17 @@ def _body(build: Callable[..., object], *shapes: object, name: str = "body") -> 
     return inner.set_outputs(build(inner, *inputs))
 
 
+def derivatives() -> Graph:
+    """Ops that say how a function is differentiated."""
+    g = Graph("derivatives")
+    body = Graph("body")
+    body.set_outputs(body.exp(body.input("x", ["n"])))
+    x = g.checkpoint(g.input("x", ["n"]), body=body, policy="matmuls")
+    x = g.custom_jvp(g.stop_gradient(x), body=body, rule=body)
+    x = g.custom_vjp(x, body=body, forward=body, backward=body)
+    return g.set_outputs(*g.optimization_barrier(x, g.exp(x)))
+
+
 def control() -> Graph:
     """Branches in a loop in a scan: graphs nested three deep."""
     g = Graph("control")
@@ -252,7 +263,7 @@ def empty() -> Graph:
 
 SAMPLES: tuple[Callable[[], Graph], ...] = (
     mlp, elementwise, reductions, layouts, matmuls, attentions, spatial, recurrences, numerics,
-    control, constants, customs, origins, hir, lowered, empty,
+    control, derivatives, constants, customs, origins, hir, lowered, empty,
 )  # fmt: skip
 
 

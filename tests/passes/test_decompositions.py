@@ -270,6 +270,19 @@ def fused_cases() -> Iterable[Case]:
     yield "elementwise_region", [f(3, 4), f(4)], {"body": body}
 
 
+def derivative_cases() -> Iterable[Case]:
+    """Calls of a subgraph; their other bodies are for differentiation alone."""
+    body = Graph("body")
+    a, b = body.input("a", [3, 4]), body.input("b", [4])
+    body.set_outputs(body.tanh(a) * b, body.sum(a))
+    given = [f(3, 4), f(4)]
+    yield "stop_gradient", [f(3, 4)], {}
+    yield "optimization_barrier", given, {}
+    yield "checkpoint", given, {"body": body}
+    yield "custom_jvp", given, {"body": body, "rule": body}
+    yield "custom_vjp", given, {"body": body, "forward": body, "backward": body}
+
+
 def layer_cases() -> Iterable[Case]:
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "mask_kind": "causal"}
     base = [f(2, 3, 12), f(12, 32), f(16, 12), f(12), f(5, 2), f(5, 2)]
@@ -287,6 +300,7 @@ def layer_cases() -> Iterable[Case]:
 GROUPS: list[Callable[[], Iterable[Case]]] = [
     unary_cases, reduce_cases, layout_cases, matmul_cases, norm_cases, attention_cases,
     conv_cases, scan_cases, quantize_cases, fft_cases, fused_cases, function_cases,
+    derivative_cases,
 ]  # fmt: skip
 CASES = [case for group in GROUPS for case in group()]
 

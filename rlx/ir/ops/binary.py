@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rlx.ir.node import Value
 
 Formula = Callable[["Graph", "Value", "Value"], Any]  # the function, built on graph values
+Partial = Callable[["Graph", "Value", "Value", "Value", "Value"], Any]
+"""t · ∂y/∂a at (a, b), where the result is y: f(g, t, a, b, y); None where it is zero."""
 
 
 class Binary(Op):
@@ -32,6 +34,7 @@ class Binary(Op):
     is_elementwise = True
     takes: ClassVar[Sequence[str]] = REAL  # kinds of the promoted dtype
     weight: ClassVar[int] = 1  # operations per element, for the cost
+    partials: ClassVar[tuple[Partial, Partial] | None] = None  # by a and by b, for differentiation
 
     def apply(self, a: Array, b: Array) -> Array:
         """The function itself, on arrays of one element type in compute precision."""
@@ -101,10 +104,17 @@ def _binary(
     doc: str,
     base: type[Binary] = Binary,
     formula: Formula | None = None,
+    partials: tuple[Partial, Partial] | None = None,
     **traits: Any,
 ) -> None:
-    """Register an elementwise op of two tensors; one without a formula is primitive."""
-    space = {"apply": lambda self, a, b: numpy(a, b), "__doc__": doc, "__module__": __name__}
+    """Register an elementwise op of two tensors; one without a formula is primitive. One without
+    partial derivatives is differentiated through its formula."""
+    space: dict[str, Any] = {
+        "apply": lambda self, a, b: numpy(a, b),
+        "__doc__": doc,
+        "__module__": __name__,
+    }
+    space["partials"] = partials
     if formula is not None:
         space["formula"] = lambda self, g, a, b: formula(g, a, b)
     made = type(name.title().replace("_", ""), (base,), space)
@@ -182,26 +192,103 @@ def _copysign_formula(g: Graph, a: Value, b: Value) -> Any:
     return g.where(g.signbit(b), -size, size)
 
 
-_binary("add", np.add, "a + b", _Numeric, is_commutative=True)
-_binary("sub", np.subtract, "a − b", _Numeric)
-_binary("mul", np.multiply, "a · b", _Numeric, is_commutative=True)
-_binary("div", np.true_divide, "a / b; of integers an f32", _NumericFloat)
-_binary("maximum", np.maximum, "the greater of a and b; NaN if either is", is_commutative=True)
-_binary("minimum", np.minimum, "the lesser of a and b; NaN if either is", is_commutative=True)
-_binary("mod", np.mod, "a − b · floor(a / b): the sign is b's; 0 where an integer b is 0")
-_binary("floor_div", np.floor_divide, "floor(a / b); 0 where an integer b is 0")
-_binary("pow", _pow, "a^b; integers wrap, and towards 0 for a negative b", _Power)
-_binary("atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis", _Function)
+def _same(g: Graph, t: Value, a: Value, b: Value, y: Value) -> Any:
+    return t
+
+
+def _none(g: Graph, t: Value, a: Value, b: Value, y: Value) -> Any:
+    return None
+
+
+def _chosen(g: Graph, t: Value, wins: Value, ties: Value) -> Any:
+    """Equal operands share the derivative."""
+    zero = g.constant(0.0, t.shape.dtype)
+    return g.where(wins, t, g.where(ties, t * 0.5, zero))
+
+
+def _pow_by_base(g: Graph, t: Value, a: Value, b: Value, y: Value) -> Any:
+    zero = g.constant(0, t.shape.dtype)
+    less = g.where(g.eq(b, zero), g.constant(1, b.shape.dtype), b - g.constant(1, b.shape.dtype))
+    return g.where(g.eq(b, zero), zero, t * (b * g.pow(a, less)))
+
+
+def _pow_by_exponent(g: Graph, t: Value, a: Value, b: Value, y: Value) -> Any:
+    zero, one = g.constant(0, a.shape.dtype), g.constant(1, a.shape.dtype)
+    is_zero = g.eq(a, zero)
+    return g.where(is_zero, zero, t * (y * g.log(g.where(is_zero, one, a))))
+
+
+def _share(of: int) -> Partial:
+    """a / √(a² + b²), or b / …; 0 at the origin."""
+
+    def part(g: Graph, t: Value, a: Value, b: Value, y: Value) -> Any:
+        is_zero = g.eq(y, 0.0)
+        return t * ((b if of else a) / g.where(is_zero, g.constant(1.0, y.shape.dtype), y))
+
+    return part
+
+
+_binary("add", np.add, "a + b", _Numeric, partials=(_same, _same), is_commutative=True)
+_binary("sub", np.subtract, "a − b", _Numeric, partials=(_same, lambda g, t, a, b, y: -t))
+_binary(
+    "mul", np.multiply, "a · b", _Numeric, is_commutative=True,
+    partials=(lambda g, t, a, b, y: t * b, lambda g, t, a, b, y: t * a),
+)  # fmt: skip
+_binary(
+    "div", np.true_divide, "a / b; of integers an f32", _NumericFloat,
+    partials=(lambda g, t, a, b, y: t / b, lambda g, t, a, b, y: -(t * y) / b),
+)  # fmt: skip
+_binary(
+    "maximum", np.maximum, "the greater of a and b; NaN if either is", is_commutative=True,
+    partials=(
+        lambda g, t, a, b, y: _chosen(g, t, g.gt(a, b), g.eq(a, b)),
+        lambda g, t, a, b, y: _chosen(g, t, g.gt(b, a), g.eq(a, b)),
+    ),
+)  # fmt: skip
+_binary(
+    "minimum", np.minimum, "the lesser of a and b; NaN if either is", is_commutative=True,
+    partials=(
+        lambda g, t, a, b, y: _chosen(g, t, g.lt(a, b), g.eq(a, b)),
+        lambda g, t, a, b, y: _chosen(g, t, g.lt(b, a), g.eq(a, b)),
+    ),
+)  # fmt: skip
+_binary(
+    "mod", np.mod, "a − b · floor(a / b): the sign is b's; 0 where an integer b is 0",
+    partials=(_same, lambda g, t, a, b, y: -(t * g.floor(a / b))),
+)  # fmt: skip
+_binary(
+    "floor_div", np.floor_divide, "floor(a / b); 0 where an integer b is 0",
+    has_zero_derivative=True,
+)  # fmt: skip
+_binary(
+    "pow", _pow, "a^b; integers wrap, and towards 0 for a negative b", _Power,
+    partials=(_pow_by_base, _pow_by_exponent),
+)  # fmt: skip
+_binary(
+    "atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis", _Function,
+    partials=(
+        lambda g, t, a, b, y: t * (b / (a * a + b * b)),
+        lambda g, t, a, b, y: -(t * (a / (a * a + b * b))),
+    ),
+)  # fmt: skip
 _binary(
     "hypot", _wide(np.hypot), "√(a² + b²), without overflow; inf if either is infinite",
-    _Function, _hypot_formula, is_commutative=True,
+    _Function, _hypot_formula, (_share(0), _share(1)), is_commutative=True,
 )  # fmt: skip
 _binary(
     "logaddexp", _wide(np.logaddexp), "ln(e^a + e^b), without overflow",
     _Function, _logaddexp_formula, is_commutative=True,
+    partials=(
+        lambda g, t, a, b, y: t * g.sigmoid(a - b), lambda g, t, a, b, y: t * g.sigmoid(b - a)
+    ),
 )  # fmt: skip
 _binary(
-    "copysign", np.copysign, "|a| with the sign of b, also of −0", FloatBinary, _copysign_formula
+    "copysign",
+    np.copysign,
+    "|a| with the sign of b, also of −0",
+    FloatBinary,
+    _copysign_formula,
+    (lambda g, t, a, b, y: g.where(g.eq(g.signbit(a), g.signbit(b)), t, -t), _none),
 )
 
 

@@ -60,7 +60,7 @@ def _require_flag(shape: Shape, what: str) -> None:
 
 
 @lru_cache(maxsize=64)
-def _program(body: Body) -> Program:
+def body_program(body: Body) -> Program:
     return Program(body.graph)
 
 
@@ -95,7 +95,7 @@ class Cond(Op):
         return results
 
     def reference(self, pred: Array, *operands: Array) -> Any:
-        return tuple(_program(self.then if pred else self.otherwise).call(*operands))
+        return tuple(body_program(self.then if pred else self.otherwise).call(*operands))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """The cost of the more expensive branch; of `then` when symbols hide which that is."""
@@ -141,7 +141,7 @@ class WhileLoop(Op):
 
     def reference(self, *operands: Array) -> Any:
         carried, fixed = list(operands[: self.n_carry]), operands[self.n_carry :]
-        condition, body = _program(self.condition), _program(self.body)
+        condition, body = body_program(self.condition), body_program(self.body)
         done = 0
         while condition.call(*carried, *fixed)[0]:
             carried = body.call(*carried, *fixed)
@@ -216,7 +216,7 @@ class Scan(Op):
             np.empty((length, *v.shape.static_dims), v.shape.dtype.numpy)
             for v in self.body.graph.outputs[self.n_carry :]
         ]
-        program = _program(self.body)
+        program = body_program(self.body)
         for i in reversed(range(length)) if self.reverse else range(length):
             results = program.call(*carried, *[x[i] for x in xs], *fixed)
             carried = results[: self.n_carry]

@@ -1,5 +1,6 @@
 """Elementwise ops of one tensor: a table with one row per op. Binary ops are in binary.py,
-inverse trigonometric and hyperbolic functions in trigonometry.py.
+inverse trigonometric and hyperbolic functions in trigonometry.py, activation functions in
+activation_functions.py.
 
     unary(
         "mish",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 NumpyFunction = Callable[[Any], Any]
 Formula = Callable[["Graph", "Value"], Any]  # the same function, built on graph values
+Derivative = Callable[["Graph", "Value", "Value"], Any]  # dy/dx on values, given x and y
 
 
 class Unary(Op):
@@ -57,14 +59,16 @@ class Unary(Op):
     takes: ClassVar[Sequence[str]] = REAL
     weight: ClassVar[int] = 1  # operations per element, for the cost
 
-    derivative: ClassVar[Formula | None] = None  # d result / d x, for differentiation
-
     def apply(self, x: Array) -> Array:
         """The function itself, on an array in compute precision."""
         raise NotImplementedError
 
     def formula(self, g: Graph, x: Value) -> Any:
         """The function itself, built from other ops on a value in compute precision."""
+        return None
+
+    def derivative(self, g: Graph, x: Value, y: Value) -> Any:
+        """dy / dx at x, where the result is y, on values in compute precision."""
         return None
 
     @classmethod
@@ -144,20 +148,21 @@ def unary(
     formula: Formula | None = None,
     *,
     base: type[Unary] = FloatUnary,
-    derivative: Formula | None = None,
+    derivative: Derivative | None = None,
     **traits: Any,
 ) -> type[Unary]:
     """Register an elementwise op of one tensor; returns its class.
 
     `numpy` and `formula` are the same function, on arrays and on graph values; an op without a
-    formula is primitive. `base` determines the dtypes of operand and result.
+    formula is primitive. `derivative` is dy/dx, given x and y; an op without one is differentiated
+    through its formula. `base` determines the dtypes of operand and result.
     """
     space: dict[str, Any] = {"apply": lambda self, x: numpy(x), "__doc__": doc}
     space["__module__"] = sys._getframe(1).f_globals["__name__"]
     if formula is not None:
         space["formula"] = lambda self, g, x: formula(g, x)
     if derivative is not None:
-        space["derivative"] = staticmethod(derivative)
+        space["derivative"] = lambda self, g, x, y: derivative(g, x, y)
     return op(name, **traits)(type(name.title().replace("_", ""), (base,), space))
 
 
@@ -170,7 +175,7 @@ class _NumericFloat(FloatUnary):
 # -- functions of real numbers ----------------------------------------------------------------
 
 
-def _each(function: Callable[[float], float]) -> NumpyFunction:
+def each(function: Callable[[float], float]) -> NumpyFunction:
     """A function of `math` over an array: as exact as the C library, without SciPy."""
 
     def over(x: Any) -> Any:
@@ -180,101 +185,62 @@ def _each(function: Callable[[float], float]) -> NumpyFunction:
     return over
 
 
-_erfc = _each(math.erfc)
-_SQRT_HALF, _SQRT_2_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
+_2_SQRT_PI, _LN_2 = 2 / math.sqrt(math.pi), math.log(2)
 _LOG2_E, _LOG10_E = 1.4426950408889634, 0.4342944819032518
 
-unary("exp", np.exp, "e^x")
-unary("expm1", NUMPY["expm1"], "e^x − 1, exact near 0")
-unary("log", np.log, "ln x; −inf at 0, NaN below")
-unary("log1p", NUMPY["log1p"], "ln(1 + x), exact near 0")
-unary("sqrt", np.sqrt, "√x; NaN below 0")
-unary("sin", np.sin, "sin x, x in radians")
-unary("cos", np.cos, "cos x, x in radians")
-unary("tanh", NUMPY["tanh"], "tanh x")
-unary("erf", _each(math.erf), "the error function, 2/√π ∫₀ˣ e^(−t²) dt")
+unary("exp", np.exp, "e^x", derivative=lambda g, x, y: y)
+unary("expm1", NUMPY["expm1"], "e^x − 1, exact near 0", derivative=lambda g, x, y: y + 1.0)
+unary("log", np.log, "ln x; −inf at 0, NaN below", derivative=lambda g, x, y: 1.0 / x)
+unary(
+    "log1p", NUMPY["log1p"], "ln(1 + x), exact near 0", derivative=lambda g, x, y: 1.0 / (x + 1.0)
+)
+unary("sqrt", np.sqrt, "√x; NaN below 0", derivative=lambda g, x, y: 0.5 / y)
+unary("sin", np.sin, "sin x, x in radians", derivative=lambda g, x, y: g.cos(x))
+unary("cos", np.cos, "cos x, x in radians", derivative=lambda g, x, y: -g.sin(x))
+unary("tanh", NUMPY["tanh"], "tanh x", derivative=lambda g, x, y: 1.0 - y * y)
+unary(
+    "erf",
+    each(math.erf),
+    "the error function, 2/√π ∫₀ˣ e^(−t²) dt",
+    derivative=lambda g, x, y: g.exp(-(x * x)) * _2_SQRT_PI,
+)
 
 unary(
     "rsqrt", lambda x: 1.0 / np.sqrt(x), "1 / √x; inf at 0, NaN below",
-    lambda g, x: 1.0 / g.sqrt(x),
+    lambda g, x: 1.0 / g.sqrt(x), derivative=lambda g, x, y: y / x * -0.5,
 )  # fmt: skip
 unary(
     "reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0",
-    lambda g, x: 1.0 / x, base=_NumericFloat,
-)  # fmt: skip
-unary("exp2", np.exp2, "2^x", lambda g, x: g.pow(g.constant(2.0, x.shape.dtype), x))
-unary("log2", np.log2, "log₂ x; −inf at 0, NaN below", lambda g, x: g.log(x) * _LOG2_E)
-unary("log10", np.log10, "log₁₀ x; −inf at 0, NaN below", lambda g, x: g.log(x) * _LOG10_E)
-unary("tan", np.tan, "tan x, x in radians", lambda g, x: g.sin(x) / g.cos(x))
-
-
-# -- activations ------------------------------------------------------------------------------
-
-
-def _sigmoid(x: Any) -> Any:
-    small = np.exp(-np.abs(x))  # never overflows
-    return np.where(x >= 0, 1.0, small) / (1.0 + small)
-
-
-def _sigmoid_formula(g: Graph, x: Value) -> Any:
-    small = g.exp(-g.abs(x))  # never overflows
-    top = g.where(g.ge(x, 0.0), g.constant(1.0, x.shape.dtype), small)
-    return top / (small + 1.0)
-
-
-def _gelu_tanh(x: Any) -> Any:
-    # (1 + tanh z) / 2 = sigmoid(2z), which is exact where tanh is near −1
-    return x * _sigmoid(2 * _SQRT_2_PI * (x + 0.044715 * x * x * x))
-
-
-def _gelu_tanh_formula(g: Graph, x: Value) -> Any:
-    return x * g.sigmoid((x + x * (x * x) * 0.044715) * (2 * _SQRT_2_PI))
-
-
-unary("sigmoid", _sigmoid, "1 / (1 + e^−x)", _sigmoid_formula)
-unary(
-    "silu", lambda x: x * _sigmoid(x), "x · sigmoid(x)",
-    lambda g, x: x * g.sigmoid(x), fuses_formula=True,
+    lambda g, x: 1.0 / x, base=_NumericFloat, derivative=lambda g, x, y: -(y * y),
 )  # fmt: skip
 unary(
-    "gelu", lambda x: 0.5 * x * _erfc(x * -_SQRT_HALF), "x · (1 + erf(x / √2)) / 2",
-    lambda g, x: x * 0.5 * (g.erf(x * _SQRT_HALF) + 1.0), fuses_formula=True,
-)  # fmt: skip
-unary("gelu_tanh", _gelu_tanh, "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2", _gelu_tanh_formula)
+    "exp2",
+    np.exp2,
+    "2^x",
+    lambda g, x: g.pow(g.constant(2.0, x.shape.dtype), x),
+    derivative=lambda g, x, y: y * _LN_2,
+)
 unary(
-    "gelu_quick", lambda x: x * _sigmoid(1.702 * x), "x · sigmoid(1.702 x)",
-    lambda g, x: x * g.sigmoid(x * 1.702), fuses_formula=True,
-)  # fmt: skip
+    "log2",
+    np.log2,
+    "log₂ x; −inf at 0, NaN below",
+    lambda g, x: g.log(x) * _LOG2_E,
+    derivative=lambda g, x, y: _LOG2_E / x,
+)
 unary(
-    "softplus", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), "ln(1 + e^x)",
-    lambda g, x: g.maximum(x, 0.0) + g.log1p(g.exp(-g.abs(x))),
-)  # fmt: skip
-
-
-@op("leaky_relu")
-class LeakyRelu(FloatUnary):
-    """x where x ≥ 0, else alpha · x"""
-
-    alpha: float = 0.01
-
-    def apply(self, x: Array) -> Array:
-        return np.where(x >= 0, x, self.alpha * x)
-
-    def formula(self, g: Graph, x: Value) -> Any:
-        return g.where(g.ge(x, 0.0), x, x * self.alpha)
-
-
-@op("elu")
-class Elu(FloatUnary):
-    """x where x ≥ 0, else alpha · (e^x − 1)"""
-
-    alpha: float = 1.0
-
-    def apply(self, x: Array) -> Array:
-        return np.where(x >= 0, x, self.alpha * np.expm1(x))
-
-    def formula(self, g: Graph, x: Value) -> Any:
-        return g.where(g.ge(x, 0.0), x, g.expm1(x) * self.alpha)
+    "log10",
+    np.log10,
+    "log₁₀ x; −inf at 0, NaN below",
+    lambda g, x: g.log(x) * _LOG10_E,
+    derivative=lambda g, x, y: _LOG10_E / x,
+)
+unary(
+    "tan",
+    np.tan,
+    "tan x, x in radians",
+    lambda g, x: g.sin(x) / g.cos(x),
+    derivative=lambda g, x, y: y * y + 1.0,
+)
 
 
 # -- functions that keep the element type; integers wrap --------------------------------------
@@ -319,17 +285,47 @@ def _sign_formula(g: Graph, x: Value) -> Any:
     return g.where(g.gt(x, zero), one, below)
 
 
-unary("neg", np.negative, "−x", base=_Numeric)
-unary("square", lambda x: x * x, "x²", lambda g, x: x * x, base=_Numeric)
+unary(
+    "neg",
+    np.negative,
+    "−x",
+    base=_Numeric,
+    derivative=lambda g, x, y: g.constant(-1, x.shape.dtype),
+)
+unary(
+    "square",
+    lambda x: x * x,
+    "x²",
+    lambda g, x: x * x,
+    base=_Numeric,
+    derivative=lambda g, x, y: x + x,
+)
 unary("sign", np.sign, "−1, 0 or 1, of a complex x x / |x|; NaN of NaN", _sign_formula, base=_Sign)
 unary(
     "relu", lambda x: np.maximum(x, 0), "max(x, 0); NaN of NaN",
     lambda g, x: g.maximum(x, g.constant(0, x.shape.dtype)), base=Unary,
+    derivative=lambda g, x, y: g.cast(g.gt(x, g.constant(0, x.shape.dtype)), x.shape.dtype),
 )  # fmt: skip
-unary("floor", np.floor, "the next whole number towards −inf", base=_Rounding)
-unary("ceil", np.ceil, "the next whole number towards +inf", base=_Rounding)
-unary("round", np.rint, "the nearest whole number, halves to the even one", base=_Rounding)
-unary("trunc", np.trunc, "the next whole number towards 0", base=_Rounding)
+unary(
+    "floor",
+    np.floor,
+    "the next whole number towards −inf",
+    base=_Rounding,
+    has_zero_derivative=True,
+)
+unary(
+    "ceil", np.ceil, "the next whole number towards +inf", base=_Rounding, has_zero_derivative=True
+)
+unary(
+    "round",
+    np.rint,
+    "the nearest whole number, halves to the even one",
+    base=_Rounding,
+    has_zero_derivative=True,
+)
+unary(
+    "trunc", np.trunc, "the next whole number towards 0", base=_Rounding, has_zero_derivative=True
+)
 unary("bitwise_not", np.invert, "every bit flipped; logical not of a bool", base=_Bits)
 
 
@@ -374,6 +370,9 @@ class Clamp(Unary):
     def formula(self, g: Graph, x: Value) -> Any:
         low, high = (g.constant(b, x.shape.dtype) for b in self.bounds(x.shape.dtype))
         return g.minimum(g.maximum(x, low), high)
+
+    def derivative(self, g: Graph, x: Value, y: Value) -> Any:
+        return g.cast(g.eq(x, y), x.shape.dtype)  # 1 inside and at the bounds
 
     def bounds(self, element: DType) -> tuple[float, float]:
         """The bounds as numbers of that type: for an integer type, ints inside its range."""

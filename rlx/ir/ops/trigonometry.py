@@ -45,6 +45,12 @@ def _asinh_formula(g: Graph, x: Value) -> Any:
     return g.copysign(g.where(g.lt(size, _LARGE), near, g.log(size) + math.log(2)), x)
 
 
+def _asinh_slope(g: Graph, x: Value, y: Value) -> Any:
+    if x.shape.dtype.is_complex:
+        return 1.0 / g.sqrt(x * x + 1.0)
+    return 1.0 / g.hypot(x, g.constant(1.0, x.shape.dtype))  # x² may overflow
+
+
 def _acosh_formula(g: Graph, x: Value) -> Any:
     above = x - 1.0
     near = g.log1p(above + g.sqrt(above) * g.sqrt(above + 2.0))
@@ -60,21 +66,53 @@ _GROUP: dict[str, Any] = {"group": "elementwise"}
 
 unary(
     "asin", np.arcsin, "the angle in −π/2 … π/2 whose sine is x; NaN beyond 1",
-    lambda g, x: g.atan2(x, _across(g, x)), **_GROUP,
+    lambda g, x: g.atan2(x, _across(g, x)),
+    derivative=lambda g, x, y: 1.0 / _across(g, x), **_GROUP,
 )  # fmt: skip
 unary(
     "acos", np.arccos, "the angle in 0 … π whose cosine is x; NaN beyond 1",
-    lambda g, x: g.atan2(_across(g, x), x), **_GROUP,
+    lambda g, x: g.atan2(_across(g, x), x),
+    derivative=lambda g, x, y: -1.0 / _across(g, x), **_GROUP,
 )  # fmt: skip
 unary(
     "atan", np.arctan, "the angle in −π/2 … π/2 whose tangent is x",
-    lambda g, x: g.atan2(x, g.constant(1.0, x.shape.dtype)), **_GROUP,
+    lambda g, x: g.atan2(x, g.constant(1.0, x.shape.dtype)),
+    derivative=lambda g, x, y: 1.0 / (x * x + 1.0), **_GROUP,
 )  # fmt: skip
-unary("sinh", np.sinh, "(e^x − e^−x) / 2", _sinh_formula, **_GROUP)
-unary("cosh", np.cosh, "(e^x + e^−x) / 2", _cosh_formula, **_GROUP)
-unary("asinh", np.arcsinh, "ln(x + √(x² + 1))", _asinh_formula, **_GROUP)
-unary("acosh", np.arccosh, "ln(x + √(x² − 1)); NaN below 1", _acosh_formula, **_GROUP)
+unary(
+    "sinh",
+    np.sinh,
+    "(e^x − e^−x) / 2",
+    _sinh_formula,
+    derivative=lambda g, x, y: g.cosh(x),
+    **_GROUP,
+)
+unary(
+    "cosh",
+    np.cosh,
+    "(e^x + e^−x) / 2",
+    _cosh_formula,
+    derivative=lambda g, x, y: g.sinh(x),
+    **_GROUP,
+)
+unary(
+    "asinh",
+    np.arcsinh,
+    "ln(x + √(x² + 1))",
+    _asinh_formula,
+    derivative=_asinh_slope,
+    **_GROUP,
+)
+unary(
+    "acosh",
+    np.arccosh,
+    "ln(x + √(x² − 1)); NaN below 1",
+    _acosh_formula,
+    derivative=lambda g, x, y: 1.0 / (g.sqrt(x - 1.0) * g.sqrt(x + 1.0)),
+    **_GROUP,
+)
 unary(
     "atanh", np.arctanh, "ln((1 + x) / (1 − x)) / 2; ±inf at ±1, NaN beyond",
-    _atanh_formula, **_GROUP,
+    _atanh_formula,
+    derivative=lambda g, x, y: 1.0 / ((1.0 - x) * (x + 1.0)), **_GROUP,
 )  # fmt: skip

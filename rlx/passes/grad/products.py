@@ -1,0 +1,65 @@
+"""Matmuls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlx.ir.graph import Graph
+from rlx.ir.node import Value
+from rlx.passes.grad.rules import (
+    MULTILINEAR,
+    Grads,
+    product_of,
+    swapped,
+    unbroadcast,
+    vjp,
+)
+
+Values = Sequence[Value]
+MULTILINEAR |= {"matmul", "dot_general", "grouped_matmul"}
+
+
+@vjp("matmul")
+def _matmul(op: Any, g: Graph, inputs: Values, outputs: Values, grads: Grads) -> Grads:
+    """da = ct · bᵀ, db = aᵀ · ct"""
+    (a, b), (ct,) = inputs, grads
+    left = a if a.shape.rank > 1 else g.reshape(a, shape=(1, *a.shape.dims))
+    right = b if b.shape.rank > 1 else g.reshape(b, shape=(*b.shape.dims, 1))
+    dims = list(ct.shape.dims)
+    if b.shape.rank == 1:
+        dims.append(1)
+    if a.shape.rank == 1:
+        dims.insert(len(dims) - 1, 1)
+    ct = g.reshape(ct, shape=tuple(dims)) if len(dims) != ct.shape.rank else ct
+    da = unbroadcast(g, g.matmul(ct, swapped(g, right)), left.shape)
+    if right.shape.rank == 2 and left.shape.rank > 2:  # all rows at once: no sum over the batch
+        rows = [
+            g.reshape(v, shape=(product_of(v.shape.dims[:-1]), v.shape.dims[-1]))
+            for v in (left, ct)
+        ]
+        db = unbroadcast(g, g.matmul(swapped(g, rows[0]), rows[1]), right.shape)
+    else:
+        db = unbroadcast(g, g.matmul(swapped(g, left), ct), right.shape)
+    return [
+        g.reshape(d, shape=v.shape.dims) if d.shape.rank != v.shape.rank else d
+        for d, v in ((da, a), (db, b))
+    ]
+
+
+@vjp("grouped_matmul")
+def _grouped(op: Any, g: Graph, inputs: Values, outputs: Values, grads: Grads) -> Grads:
+    """dx by the transposed experts; dw sums over the rows of each expert."""
+    (x, w, expert), (ct,) = inputs, grads
+    dx = g.grouped_matmul(ct, swapped(g, w), expert)
+    count, k, n = w.shape.dims
+    tokens = x.shape.dims[0]
+    chosen = g.eq(g.reshape(expert, shape=(tokens, 1)), g.iota(shape=(1, count), axis=1))
+    rows = g.where(
+        g.reshape(chosen, shape=(tokens, count, 1)),
+        g.reshape(x, shape=(tokens, 1, k)),
+        g.constant(0, x.shape.dtype),
+    )
+    flat = g.reshape(rows, shape=(tokens, count * k))
+    dw = g.reshape(g.matmul(swapped(g, flat), ct), shape=(count, k, n))
+    return [unbroadcast(g, dx, x.shape), unbroadcast(g, dw, w.shape), None]
