@@ -70,6 +70,7 @@ _HOMES = {
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",
     "rlx.numpy.function_file": "load_function",
+    "rlx.optim.checkpoints": "CheckpointManager",
     "rlx.numpy.derivative_rules": "checkpoint custom_jvp custom_vjp stop_gradient",
     "rlx.numpy.differentiate": "grad hvp jvp value_and_grad vjp",
     "rlx.numpy.jacobians": "hessian jacfwd jacrev",
@@ -78,7 +79,13 @@ _HOMES = {
     "rlx.numpy.vectorize": "vmap",
 }
 
-_ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`
+_ROOMS = (
+    "data",
+    "nn",
+    "numpy",
+    "optim",
+    "random",
+)  # rooms that users name: `rlx.random.key(0)`
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # `import *` loads them all
 

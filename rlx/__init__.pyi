@@ -137,6 +137,7 @@ from rlx.numpy.control_flow import (
 )
 from rlx.numpy.device import default_device as default_device
 from rlx.numpy.function_file import load_function as load_function
+from rlx.optim.checkpoints import CheckpointManager as CheckpointManager
 from rlx.numpy.derivative_rules import (
     checkpoint as checkpoint,
     custom_jvp as custom_jvp,
@@ -154,6 +155,6 @@ from rlx.numpy.jacobians import hessian as hessian, jacfwd as jacfwd, jacrev as 
 from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
 from rlx.numpy.tree import tree_map as tree_map
 from rlx.numpy.vectorize import vmap as vmap
-from rlx import nn as nn, numpy as numpy, random as random
+from rlx import data as data, nn as nn, numpy as numpy, optim as optim, random as random
 
 __version__: str

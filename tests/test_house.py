@@ -28,6 +28,8 @@ ARROW = [
     "numpy",
     "random",
     "nn",
+    "optim",
+    "data",
     "models",
     "ray",
     "serve",

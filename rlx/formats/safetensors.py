@@ -198,8 +198,11 @@ def write_safetensors(
     path: str | os.PathLike[str],
     tensors: Mapping[str, npt.NDArray[Any]],
     metadata: Mapping[str, str] | None = None,
+    *,
+    durable: bool = False,
 ) -> None:
-    """Write tensors to one file, atomically: a reader sees the old file or the whole new one."""
+    """Write tensors to one file, atomically: a reader sees the old file or the whole new one, and
+    with `durable` so it does after a power cut."""
     names = {rlx_name: name for name, rlx_name in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -210,7 +213,7 @@ def write_safetensors(
         offset = end
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
-    with atomic_file(path) as file:
+    with atomic_file(path, durable=durable) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in tensors.values():
             file.write(array.tobytes())  # row-major, whatever the strides

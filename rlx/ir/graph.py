@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from rlx.errors import InputError, NameConflictError, OptionError, RlxError, ShapeError, StageError
-from rlx.ir.attrs import Body, Data
-from rlx.ir.dim import Expr
+from rlx.ir.attrs import Data
 from rlx.ir.methods import OpMethods, ValueMethods
-from rlx.ir.node import Node, Operand, Origin, Value, caller, infer
+from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of
 from rlx.ir.op import REGISTRY, Op, lookup, on_register
 from rlx.ir.shape import Shape
 
@@ -206,6 +205,7 @@ _NUMERIC = ("int", "uint", "float", "complex")
 class Graph(Builder):
     """An ordered list of nodes and the values it returns."""
 
+    # entry points of GraphModule, set by its module
     define: ClassVar[Callable[..., Any]]
     hir: ClassVar[Callable[..., Any]]
 
@@ -402,15 +402,7 @@ class Graph(Builder):
 
     def symbols(self) -> frozenset[str]:
         """Every symbol in shapes, attributes and nested graphs."""
-        found: set[str] = set()
-        for shape in {v.shape for node in self.nodes for v in node.outputs}:
-            if not shape.is_static:
-                found |= shape.symbols
-        for op in {id(node.op): node.op for node in self.nodes}.values():
-            if op.fields and op.has_symbols:
-                for value in op.attributes().values():
-                    _symbols_of(value, found)
-        return frozenset(found)
+        return symbols_of(self.nodes)
 
     def users(self) -> dict[Value, list[Node]]:
         """Each value's users, once per operand position; outputs are not users."""
@@ -488,13 +480,3 @@ def _default_names(values: Iterable[Value]) -> list[str]:
         name = v.node.name if v.index == 0 else ""
         names.append(name if name and name not in names else f"output_{i}")
     return names
-
-
-def _symbols_of(value: object, found: set[str]) -> None:
-    if isinstance(value, (Expr, Shape)):
-        found |= value.symbols
-    elif isinstance(value, tuple):
-        for item in value:
-            _symbols_of(item, found)
-    elif isinstance(value, Body):
-        found |= value.graph.symbols()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rlx.errors import ShapeError
+from rlx.ir.attrs import Body
+from rlx.ir.dim import Expr
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.operators import Operators
@@ -155,3 +158,26 @@ def _arity(op: Op) -> str:
     if op.num_optional:
         return f"{op.num_required} to {op.num_required + op.num_optional}"
     return str(op.num_required)
+
+
+def symbols_of(nodes: Sequence[Node]) -> frozenset[str]:
+    """Every symbol in the shapes, attributes and nested graphs of some nodes."""
+    found: set[str] = set()
+    for shape in {v.shape for node in nodes for v in node.outputs}:
+        if not shape.is_static:
+            found |= shape.symbols
+    for op in {id(node.op): node.op for node in nodes}.values():
+        if op.fields and op.has_symbols:
+            for value in op.attributes().values():
+                _symbols_of(value, found)
+    return frozenset(found)
+
+
+def _symbols_of(value: object, found: set[str]) -> None:
+    if isinstance(value, (Expr, Shape)):
+        found |= value.symbols
+    elif isinstance(value, tuple):
+        for item in value:
+            _symbols_of(item, found)
+    elif isinstance(value, Body):
+        found |= value.graph.symbols()

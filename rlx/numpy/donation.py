@@ -67,14 +67,30 @@ def give_up(array: Array) -> None:
         array.__class__ = Donated
 
 
-def pairs(graph: Graph, donated: list[str], count: int) -> dict[str, str]:
-    """For some of the first `count` outputs an input of the same type and shape, each once."""
+def pairs(graph: Graph, donated: list[str], paths: list[str]) -> dict[str, str]:
+    """For some of the first outputs, which have these paths in the results, an input of the same
+    type and shape, each once. An input whose path ends alike comes first: that is the array which
+    the output replaces, so that each element is written where it was read."""
     left = [graph.find(name) for name in donated]
-    found = {}
-    for name, output in list(zip(graph.output_names, graph.outputs, strict=True))[:count]:
-        for source in left:
-            if source.shape == output.shape:
-                found[name] = source.node.name
-                left = [v for v in left if v is not source]
-                break
-    return found
+    rows = list(zip(graph.output_names, graph.outputs, paths, strict=False))
+    fitting = [
+        (-_common_end(path, source.node.name), i, j)
+        for i, (_, output, path) in enumerate(rows)
+        for j, source in enumerate(left)
+        if source.shape == output.shape
+    ]
+    found: dict[int, int] = {}
+    taken: set[int] = set()
+    for _, i, j in sorted(fitting):
+        if i not in found and j not in taken:
+            found[i] = j
+            taken.add(j)
+    return {rows[i][0]: left[j].node.name for i, j in sorted(found.items())}
+
+
+def _common_end(a: str, b: str) -> int:
+    """How many characters two names have in common at their ends."""
+    count = 0
+    while count < min(len(a), len(b)) and a[-1 - count] == b[-1 - count]:
+        count += 1
+    return count

@@ -42,7 +42,7 @@ from rlx.numpy.compiled_trace import CompiledTrace, Output, Served, Variant, fin
 from rlx.numpy.device import current_device
 from rlx.numpy.quick_key import NoQuickKeyError, key_of, order_of
 from rlx.numpy.trace import Trace
-from rlx.numpy.tree import flatten, is_tree
+from rlx.numpy.tree import flatten, is_tree, leaf_names
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
 from rlx.specialize.options import CompileOptions
@@ -256,8 +256,9 @@ class JitFunction(Generic[P, R]):
         compiled = None
         if graph is not None:
             given = [name for argument, name in names if argument in self._parameters.donated]
-            count = len([x for x in found.leaves if type(x) is Output])
-            donated = donation.pairs(graph, given, count) if given else None
+            named_leaves = zip(leaf_names(result), found.leaves, strict=True)
+            paths = [path for path, x in named_leaves if type(x) is Output]
+            donated = donation.pairs(graph, given, paths) if given else None
             compiled = (
                 self._session.compile(graph, donated=donated) if donated else self._compile(graph)
             )

@@ -23,7 +23,7 @@ from rlx.errors import DTypeError, InputError, RlxError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Operand, Value, caller, infer
+from rlx.ir.node import Node, Operand, Value, caller, infer, symbols_of
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.numpy import unify
@@ -76,8 +76,8 @@ class Trace:
     def __init__(self, name: str, parent: Trace | None = None) -> None:
         self.name, self.parent, self.open = name, parent, True
         self.root: Trace = self if parent is None else parent.root
-        self.open_graphs: list[Graph] = []  # of the root: those being recorded
-        self.graph: Graph = TraceGraph(self)
+        self.open_graphs: list[TraceGraph] = []  # of the root: those being recorded
+        self.graph = TraceGraph(self)
         self.root.open_graphs.append(self.graph)
         self.captured: list[Array] = []
         self.operands: list[Value] = []  # values of the parent that the body uses
@@ -217,10 +217,7 @@ class Trace:
         root, change = self.root, {symbol: dim}
         root.replaced = {s: substitute(d, change) for s, d in root.replaced.items()} | change
         for graph in root.open_graphs:
-            for node in graph.nodes:
-                node.op = bind_op(node.op, change)
-                for value in node.outputs:
-                    value.shape = value.shape.bind(change)
+            graph.replace_symbol(symbol, dim)
 
     def fix(self, dims: Sequence[Dim], why: str) -> None:
         """Make the symbols of these sizes the numbers that they are in this call."""
@@ -259,6 +256,8 @@ class TraceGraph(Graph):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace.name)
         self.trace = trace
+        self._nodes_of: dict[str, dict[Node, None]] = {}  # by symbol, of the first `_indexed` nodes
+        self._indexed = 0
 
     def _empty(self) -> Graph:  # type: ignore[override]
         return Graph(self.name)  # copies are graphs like others
@@ -266,6 +265,21 @@ class TraceGraph(Graph):
     def current_op(self, op: Op) -> Op:
         replaced = self.trace.root.replaced
         return bind_op(op, replaced) if replaced else op
+
+    def replace_symbol(self, symbol: str, dim: Dim) -> None:
+        """Let `dim` replace `symbol` in all nodes so far. Only those that have it are looked at:
+        a function of hundreds of arrays makes as many sizes equal."""
+        for node in self.nodes[self._indexed :]:
+            for each in symbols_of([node]):
+                self._nodes_of.setdefault(each, {})[node] = None
+        self._indexed, change = len(self.nodes), {symbol: dim}
+        found = self._nodes_of.pop(symbol, {})
+        for node in found:
+            node.op = bind_op(node.op, change)
+            for value in node.outputs:
+                value.shape = value.shape.bind(change)
+        for each in dim.symbols if isinstance(dim, Expr) else ():
+            self._nodes_of.setdefault(each, {}).update(found)
 
     def append_node(self, op: Op, operands: Sequence[Operand] = (), name: str = "") -> Node:
         self.trace.require_open()

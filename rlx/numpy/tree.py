@@ -122,7 +122,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return unflatten(structure, [function(*row) for row in zip(*columns, strict=True)])
 
 
-def leaf_names(tree: Any, prefix: str = "") -> list[str]:
+def leaf_names(tree: Any, prefix: str = "", separator: str = "_") -> list[str]:
     """A name for each leaf, by its path: `params_w`, `xs_0`. Private attributes, as those of module
     lists, are left out."""
     parts = children_of(tree)
@@ -133,5 +133,5 @@ def leaf_names(tree: Any, prefix: str = "") -> list[str]:
     for i, child in enumerate(children):
         key = str(keys[i]) if keys else str(i)
         path = [n for n in (prefix, key) if n and not (n is key and key.startswith("_"))]
-        names += leaf_names(child, "_".join(path))
+        names += leaf_names(child, separator.join(path), separator)
     return names

@@ -169,30 +169,44 @@ def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    if durable and hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    if durable:
+        _sync_folder(path.parent)
 
 
 @contextmanager
-def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_file(path: str | os.PathLike[str], *, durable: bool = False) -> Iterator[BinaryIO]:
     """Write a file for a user atomically, with the usual permissions: it gets its name when the
-    block ends without an error."""
+    block ends without an error. `durable` syncs it to disk; `remove_stale` removes what a killed
+    process left of it."""
     import tempfile  # slow to import, and readers do without it
 
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    prefix = f"{_TEMPORARY}{os.getpid()}-" if durable else target.name
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)
         raise
+    if durable:
+        _sync_folder(target.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Write the names in a folder to disk."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _umask() -> int:

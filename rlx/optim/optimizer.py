@@ -1,0 +1,181 @@
+"""`Optimizer`: what all optimisers share. Trees, steps, learning rates, masks of weight decay.
+
+An optimiser is a frozen record of numbers. What changes from step to step is its state, a tree of
+arrays: `{"step": count, "slots": {path of a parameter: {name: array}}}`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypeVar
+
+import rlx.numpy as rnp
+from rlx.errors import InputError, OptionError
+from rlx.ir.dtype import DType, f32, f64
+from rlx.nn.module import Module
+from rlx.numpy.array import Array
+from rlx.numpy.dispatch import as_array
+from rlx.numpy.tree import children_of, flatten, leaf_names, unflatten
+from rlx.support.records import dataclass
+
+Params = TypeVar("Params")  # a tree of arrays
+State: TypeAlias = dict[str, Any]
+Slots: TypeAlias = dict[str, Array]  # what an optimiser keeps for one parameter
+Rate: TypeAlias = float | Callable[[Any], Array]
+Mask: TypeAlias = Callable[[str, Array], bool]  # of the path of a parameter, and the parameter
+
+
+def matrices_only(path: str, param: Array) -> bool:
+    """A mask of weight decay: arrays of two axes and more, so no biases and no gains of norms."""
+    return param.ndim > 1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where an update happens: the numbers that are the same for all parameters, as f64."""
+
+    step: Array  # how many updates there will have been, from 1
+    rate: Array
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """Base class of optimisers. `learning_rate` is a number, or a function of the steps so far,
+    such as those of `rlx.optim.schedules`."""
+
+    learning_rate: Rate
+
+    def __post_init__(self) -> None:
+        if not callable(self.learning_rate):
+            check(self, learning_rate=(self.learning_rate, 0.0, float("inf")))
+
+    def init(self, params: Any) -> State:
+        """The state before the first step."""
+        slots = {path: self.slots(path, p) for path, p in trained(params)}
+        return {"step": rnp.zeros((), dtype="i32"), "slots": slots}
+
+    def update(self, grads: Params, state: State, params: Params) -> tuple[Params, State]:
+        """The parameters after a step, and the state after it. Arrays that are not trained
+        (integers, buffers of modules) stay as they are."""
+        leaves, structure = flatten(params)
+        given, found = flatten(grads)
+        if found != structure:
+            raise InputError(
+                "gradients of another structure than the parameters", where="optim",
+                got=_outline(grads), expected=_outline(params),
+            )  # fmt: skip
+        step = as_array(state["step"]) + 1
+        now = Moment(step.astype(f64), self.rate(state["step"]))
+        index, slots = {path: i for i, path in enumerate(paths_of(params))}, {}
+        for path, p in trained(params):
+            kept = state["slots"].get(path)
+            if kept is None:
+                raise InputError(
+                    "a state without this parameter", where="optim", got=path,
+                    expected=", ".join(list(state["slots"])[:6]),
+                    hint="make the state with optimizer.init(params)",
+                )  # fmt: skip
+            i = index[path]
+            leaves[i], slots[path] = self.leaf(path, p, as_array(given[i]), kept, now)
+        return unflatten(structure, leaves), {"step": step, "slots": slots}
+
+    def rate(self, step: Any) -> Array:
+        """The learning rate after so many steps, as f64."""
+        if callable(self.learning_rate):
+            return as_array(self.learning_rate(step)).astype(f64)
+        return rnp.asarray(self.learning_rate, dtype=f64)
+
+    @abstractmethod
+    def slots(self, path: str, param: Array) -> Slots:
+        """What is kept for a parameter, before the first step."""
+
+    @abstractmethod
+    def leaf(
+        self, path: str, param: Array, grad: Array, slots: Slots, now: Moment
+    ) -> tuple[Array, Slots]:
+        """A parameter after a step, and what is kept for it."""
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def working(*arrays: Array) -> list[Array]:
+    """Arrays in the type that a step computes in: f32 at least."""
+    return [x.astype(working_type(x)) for x in arrays]
+
+
+def working_type(x: Array) -> DType:
+    return x.dtype if x.dtype.bits >= 32 else f32
+
+
+def like(scalar: Array, x: Array) -> Array:
+    """A number for all parameters in the element type of one."""
+    return scalar.astype(x.dtype)
+
+
+def zeros_like(param: Array) -> Array:
+    return rnp.zeros(param.shape, dtype=working_type(param))
+
+
+def lerp(a: Array, b: Array, weight: float | Array) -> Array:
+    return a + (b - a) * weight
+
+
+def decayed(param: Array, now: Moment, weight_decay: float, applies: bool) -> Array:
+    """Decoupled weight decay: the parameter times 1 − rate · decay."""
+    if not (weight_decay and applies):
+        return param
+    return param * like(1 - now.rate * weight_decay, param)
+
+
+def applies(mask: Mask | None, path: str, param: Array) -> bool:
+    return mask is None or mask(path, param)
+
+
+def check(owner: object, **values: tuple[float, float, float]) -> None:
+    """OptionError unless each value is at least its lower and below its upper bound."""
+    for name, (value, low, high) in values.items():
+        if not isinstance(value, (int, float)) or not low <= value < high:
+            raise OptionError(
+                f"{name} out of range", where=type(owner).__name__, got=repr(value),
+                expected=f"{low:g} <= {name} < {high:g}",
+            )  # fmt: skip
+
+
+# -- trees ----------------------------------------------------------------------------------------
+
+
+def paths_of(tree: Any) -> list[str]:
+    """A name for each leaf, such as `layers.0.weight`; InputError where two have the same."""
+    names = leaf_names(tree, separator=".")
+    if len(set(names)) != len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise InputError("two parameters of the same path", where="optim", got=twice)
+    return names
+
+
+def trained(params: Any) -> list[tuple[str, Array]]:
+    """The arrays that are trained, by path: floats that are no buffers of a module."""
+    leaves = [as_array(x) for x in flatten(params)[0]]
+    rows = zip(paths_of(params), leaves, _are_parameters(params), strict=True)
+    return [(path, x) for path, x, chosen in rows if chosen and x.dtype.kind == "float"]
+
+
+def _are_parameters(tree: Any) -> Iterator[bool]:
+    """For each leaf whether it is no buffer of a module."""
+    if isinstance(tree, Module):
+        buffers = tree.named_buffers()
+        yield from (name not in buffers for name in leaf_names(tree, separator="."))
+        return
+    parts = children_of(tree)
+    if parts is None:
+        yield True
+        return
+    for child in parts[1]:
+        yield from _are_parameters(child)
+
+
+def _outline(tree: Any) -> str:
+    names = leaf_names(tree, separator=".")
+    return f"{len(names)} leaves: {', '.join(names[:6])}" + (", …" if names[6:] else "")
