@@ -45,7 +45,7 @@ MULTILINEAR: set[str] = set()
 
 _FILES = (
     "elementwise", "layouts", "indexing", "reductions", "products", "control_flow",
-    "transforms", "wrappers",
+    "transforms", "wrappers", "collectives",
 )  # fmt: skip
 
 
