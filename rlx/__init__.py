@@ -70,7 +70,12 @@ _HOMES = {
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",
     "rlx.numpy.function_file": "load_function",
+    "rlx.numpy.derivative_rules": "checkpoint custom_jvp custom_vjp stop_gradient",
+    "rlx.numpy.differentiate": "grad hvp jvp value_and_grad vjp",
+    "rlx.numpy.jacobians": "hessian jacfwd jacrev",
     "rlx.numpy.jit": "JitFunction debug jit",
+    "rlx.numpy.tree": "tree_map",
+    "rlx.numpy.vectorize": "vmap",
 }
 
 _ROOMS = ("nn", "numpy", "random")  # rooms that users name: `rlx.random.key(0)`

@@ -137,7 +137,23 @@ from rlx.numpy.control_flow import (
 )
 from rlx.numpy.device import default_device as default_device
 from rlx.numpy.function_file import load_function as load_function
+from rlx.numpy.derivative_rules import (
+    checkpoint as checkpoint,
+    custom_jvp as custom_jvp,
+    custom_vjp as custom_vjp,
+    stop_gradient as stop_gradient,
+)
+from rlx.numpy.differentiate import (
+    grad as grad,
+    hvp as hvp,
+    jvp as jvp,
+    value_and_grad as value_and_grad,
+    vjp as vjp,
+)
+from rlx.numpy.jacobians import hessian as hessian, jacfwd as jacfwd, jacrev as jacrev
 from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
+from rlx.numpy.tree import tree_map as tree_map
+from rlx.numpy.vectorize import vmap as vmap
 from rlx import nn as nn, numpy as numpy, random as random
 
 __version__: str

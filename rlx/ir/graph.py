@@ -206,7 +206,6 @@ _NUMERIC = ("int", "uint", "float", "complex")
 class Graph(Builder):
     """An ordered list of nodes and the values it returns."""
 
-    # entry points of GraphModule, set by its module
     define: ClassVar[Callable[..., Any]]
     hir: ClassVar[Callable[..., Any]]
 
@@ -293,6 +292,10 @@ class Graph(Builder):
                 expected=expected,
                 origin=node.origin,
             )
+
+    def current_op(self, op: Op) -> Op:
+        """`op` with the symbols that this graph has; a trace replaces them as it grows."""
+        return op
 
     def append_node(self, op: Op, operands: Sequence[Operand] = (), name: str = "") -> Node:
         inputs = tuple(operands)

@@ -166,12 +166,12 @@ class Lir:
 
 
 def works_in_place(op: Op) -> bool:
-    """Whether the op may write its result over an operand: each element of the result depends on
-    the same element of the operands alone."""
+    """Whether the op may write its result over an operand of its shape: each element of the result
+    depends on the same element of such operands alone."""
     if op.name == "elementwise_region":
         body: Graph = op.body.graph  # type: ignore[attr-defined]
         return all(n.op.is_elementwise or n.op.is_source for n in body.nodes)
-    return op.is_elementwise
+    return op.is_elementwise or op.overwrites_first
 
 
 def contiguous_strides(shape: Shape | Iterable[Dim]) -> tuple[Dim, ...]:

@@ -109,6 +109,53 @@ class OpMethods:
     ) -> Value:
         """softmax(scale · q kᵀ, masked) v per head; query head h uses key head h //
         (heads/kv_heads) [rlx.ir.ops.attention.Attention]"""
+    def attention_backward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        mask: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        wants_bias: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dq, dk, dv) from out and lse of `attention_with_lse` and the cotangent of out
+        [rlx.ir.ops.attention_backward.AttentionBackward]"""
+    def attention_with_lse(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        kv_scheme: QuantScheme | str | None = None,
+        has_sinks: bool = False,
+        coarse: bool = False,
+        **result: Unpack[Result],
+    ) -> tuple[Value, Value]:
+        """(attention, ln Σ exp(scores) of each row [B, H, Sq]): what backward needs. Masked
+        keys do not count, a sink does; −inf for a query without any key
+        [rlx.ir.ops.attention_backward.AttentionWithLse]"""
     def avg_pool(
         self,
         x: Tensor,
@@ -496,6 +543,11 @@ class OpMethods:
     def gather(self, x: Tensor, indices: Tensor, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Slices of x along an axis, at `indices`, whose dims replace the axis
         [rlx.ir.ops.index.Gather]"""
+    def gather_backward(
+        self, dy: Tensor, indices: Tensor, size: DimLike, axis: int = 0, **result: Unpack[Result]
+    ) -> Any:
+        """dx of y = gather(x, indices, axis), whose axis has `size`: zeros, and the slices of
+        dy added at their indices, in order [rlx.ir.ops.gather_backward.GatherBackward]"""
     def ge(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≥ b [rlx.ir.ops.binary.Ge]"""
     def gelu(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -562,6 +614,19 @@ class OpMethods:
     ) -> Value:
         """(x - mean) / sqrt(variance + eps) · gamma (+ beta), over the last axis
         [rlx.ir.ops.norm.LayerNorm]"""
+    def layer_norm_backward(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-05,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = layer_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.LayerNormBackward]"""
     def le(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≤ b [rlx.ir.ops.binary.Le]"""
     def leaky_relu(self, x: Tensor, alpha: float = 0.01, **result: Unpack[Result]) -> Value:
@@ -779,6 +844,19 @@ class OpMethods:
     ) -> Value:
         """x / sqrt(mean(x²) + eps) · gamma (+ beta), over the last axis
         [rlx.ir.ops.norm.RmsNorm]"""
+    def rms_norm_backward(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-06,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = rms_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.RmsNormBackward]"""
     def rope(
         self,
         x: Tensor,
@@ -904,6 +982,27 @@ class OpMethods:
     def softmax(self, x: Tensor, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
+    def softmax_cross_entropy(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        ignore_index: int | None = None,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(ln Σ exp(logits) − logits[label], ln Σ exp(logits)) of each row; the loss is 0 for
+        a row whose label is `ignore_index` [rlx.ir.ops.losses.SoftmaxCrossEntropy]"""
+    def softmax_cross_entropy_backward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        lse: Tensor,
+        dloss: Tensor,
+        ignore_index: int | None = None,
+        **result: Unpack[Result],
+    ) -> Any:
+        """dlogits = (exp(logits − lse) − onehot(label)) · dloss, row by row; may overwrite the
+        logits. Rows whose label is `ignore_index` get zeros
+        [rlx.ir.ops.losses.SoftmaxCrossEntropyBackward]"""
     def softplus(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """ln(1 + e^x) [rlx.ir.ops.activation_functions.Softplus]"""
     def solve(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
@@ -1347,6 +1446,51 @@ class ValueMethods:
     ) -> Value:
         """softmax(scale · q kᵀ, masked) v per head, key heads shared by groups of query heads
         [rlx.ir.blocks.attention.Attention]"""
+    def attention_backward(
+        self,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        mask: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        wants_bias: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dq, dk, dv) from out and lse of `attention_with_lse` and the cotangent of out
+        [rlx.ir.ops.attention_backward.AttentionBackward]"""
+    def attention_with_lse(
+        self,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask_kind: MaskKind | str = ...,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        q_layout: str = "bshd",
+        kv_layout: str = "bshd",
+        kv_scheme: QuantScheme | str | None = None,
+        has_sinks: bool = False,
+        coarse: bool = False,
+        **result: Unpack[Result],
+    ) -> tuple[Value, Value]:
+        """(attention, ln Σ exp(scores) of each row [B, H, Sq]): what backward needs. Masked
+        keys do not count, a sink does; −inf for a query without any key
+        [rlx.ir.ops.attention_backward.AttentionWithLse]"""
     def avg_pool(
         self,
         kernel: int | Sequence[int],
@@ -1718,6 +1862,11 @@ class ValueMethods:
     def gather(self, indices: Tensor, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Slices of x along an axis, at `indices`, whose dims replace the axis
         [rlx.ir.ops.index.Gather]"""
+    def gather_backward(
+        self, indices: Tensor, size: DimLike, axis: int = 0, **result: Unpack[Result]
+    ) -> Any:
+        """dx of y = gather(x, indices, axis), whose axis has `size`: zeros, and the slices of
+        dy added at their indices, in order [rlx.ir.ops.gather_backward.GatherBackward]"""
     def ge(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≥ b [rlx.ir.ops.binary.Ge]"""
     def geglu_ffn(
@@ -1781,6 +1930,18 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """(x - mean) · rsqrt(variance + eps) · gamma (+ beta) [rlx.ir.blocks.layers.LayerNorm]"""
+    def layer_norm_backward(
+        self,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-05,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = layer_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.LayerNormBackward]"""
     def le(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≤ b [rlx.ir.ops.binary.Le]"""
     def leaky_relu(self, alpha: float = 0.01, **result: Unpack[Result]) -> Value:
@@ -2057,6 +2218,18 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """x · rsqrt(mean(x²) + eps) · gamma (+ beta) [rlx.ir.blocks.layers.RmsNorm]"""
+    def rms_norm_backward(
+        self,
+        gamma: Tensor,
+        dy: Tensor,
+        dsum: Tensor | None = None,
+        *,
+        eps: float = 1e-06,
+        has_beta: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """(dx, dgamma), and dbeta with `has_beta`, of y = rms_norm(x, gamma); dx + dsum if
+        given [rlx.ir.ops.norm_backward.RmsNormBackward]"""
     def rope(
         self,
         cos: Tensor,
@@ -2167,6 +2340,22 @@ class ValueMethods:
     def softmax(self, axis: int = -1, **result: Unpack[Result]) -> Value:
         """e^x over its sum along the axis; NaN where every element is −inf
         [rlx.ir.ops.reduce.Softmax]"""
+    def softmax_cross_entropy(
+        self, labels: Tensor, ignore_index: int | None = None, **result: Unpack[Result]
+    ) -> Any:
+        """(ln Σ exp(logits) − logits[label], ln Σ exp(logits)) of each row; the loss is 0 for
+        a row whose label is `ignore_index` [rlx.ir.ops.losses.SoftmaxCrossEntropy]"""
+    def softmax_cross_entropy_backward(
+        self,
+        labels: Tensor,
+        lse: Tensor,
+        dloss: Tensor,
+        ignore_index: int | None = None,
+        **result: Unpack[Result],
+    ) -> Any:
+        """dlogits = (exp(logits − lse) − onehot(label)) · dloss, row by row; may overwrite the
+        logits. Rows whose label is `ignore_index` get zeros
+        [rlx.ir.ops.losses.SoftmaxCrossEntropyBackward]"""
     def softplus(self, **result: Unpack[Result]) -> Value:
         """ln(1 + e^x) [rlx.ir.ops.activation_functions.Softplus]"""
     def solve(self, b: Tensor, **result: Unpack[Result]) -> Value:

@@ -66,6 +66,7 @@ class Op:
     fuses_formula: ClassVar[bool] = False  # fusion recognises its decomposition in graphs
     runs_as_region: ClassVar[bool] = False  # its decomposition is one elementwise region
     runs_in_low_precision: ClassVar[bool] = False  # f32 operands may be cast to f16 or bf16
+    overwrites_first: ClassVar[bool] = False  # its result may lie over its first operand
     holds_weights: ClassVar[bool] = False  # has matmuls inside: decomposed before quantisation
     runs_in_prepare: ClassVar[bool] = False  # param-only and run by its reference, on any device
     has_zero_derivative: ClassVar[bool] = False  # piecewise constant: no gradient passes

@@ -172,11 +172,17 @@ class _Scheduler:
 
     def _prefers_columns(self) -> bool:
         """Whether more accesses have unit stride along a row axis than along the innermost
-        reduction axes; that row axis is put last."""
+        reduction axes; that row axis is put last. What is read or written once a row is cheap."""
         reduced = [g[-1].inner for g in self.spaces if g]
-        along = self._unit_stride_accesses(reduced)
-        best = max(self.rows, key=lambda g: self._unit_stride_accesses([g.inner]), default=None)
-        if best is None or self._unit_stride_accesses([best.inner]) <= along:
+        inside = {a for groups in self.spaces for g in groups for a in g.axes}
+        often = [p for p in self.index_maps if any(k in inside for k, _ in p.terms)]
+        along = self._unit_stride_accesses(reduced, often)
+
+        def across(group: _CoalescedAxis) -> int:
+            return self._unit_stride_accesses([group.inner], often)
+
+        best = max(self.rows, key=across, default=None)
+        if best is None or across(best) <= along:
             return False
         self.rows = [*(g for g in self.rows if g is not best), best]
         return True

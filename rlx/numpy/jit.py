@@ -25,6 +25,7 @@ from rlx.errors import (
     UnsupportedError,
 )
 from rlx.ir.dim import Dim, sym
+from rlx.ir.graph import Graph
 from rlx.ir.module import GraphModule
 from rlx.ir.shape import Shape
 from rlx.numpy import debug as debug
@@ -193,15 +194,23 @@ class JitFunction(Generic[P, R]):
         for traced in known:
             if traced.served.holds(shapes):
                 return traced
-        reason = self._reason(call, known)
-        try:
-            made = self._trace(call, False, reason)
-        except _NEED_NUMBERS as error:
-            if hasattr(error, "is_final"):  # the numbers of this call do not fit either
-                raise
-            made = self._trace(call, True, f"{reason}; needs numbers for sizes: {error.what}")
+        made = self._fresh(call, self._reason(call, known))
         known.append(made)
         return made
+
+    def _arguments(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Arguments:
+        return Arguments(self._parameters, args, named)
+
+    def _fresh(self, call: Arguments, reason: str = "") -> CompiledTrace:
+        """A new trace for a call; with numbers for sizes where symbols will not do."""
+        with _TRACING:
+            try:
+                return self._trace(call, False, reason)
+            except _NEED_NUMBERS as error:
+                if hasattr(error, "is_final"):  # the numbers of this call do not fit either
+                    raise
+                why = f"{reason}; needs numbers for sizes: {error.what}"
+                return self._trace(call, True, why)
 
     def _reason(self, call: Arguments, known: Sequence[CompiledTrace]) -> str:
         """Why another trace is made, in words."""
@@ -249,12 +258,14 @@ class JitFunction(Generic[P, R]):
             given = [name for argument, name in names if argument in self._parameters.donated]
             count = len([x for x in found.leaves if type(x) is Output])
             donated = donation.pairs(graph, given, count) if given else None
-            session = self._session
             compiled = (
-                session.compile(graph, donated=donated) if donated else session.compile_kept(graph)
+                self._session.compile(graph, donated=donated) if donated else self._compile(graph)
             )
         captured = [x.data for x in trace.captured]
         return CompiledTrace(self._name, served, found, reason, captured, compiled, graph)
+
+    def _compile(self, graph: Graph) -> CompiledGraph:
+        return self._session.compile_kept(graph)
 
     def _symbolic_shapes(
         self, call: Arguments, names: Sequence[tuple[str, str]], trace: Trace, numbers: bool

@@ -186,6 +186,15 @@ class Trace:
         """`dim` with symbols that turned out to equal others replaced."""
         return substitute(dim, self.root.replaced) if self.root.replaced else dim
 
+    def current_graph(self, graph: Graph) -> Graph:
+        """A finished graph with the symbols that turned out to equal others replaced."""
+        known = self.root.replaced
+        if not known:
+            return graph
+        return graph.rebuild(
+            [(bind_op(n.op, known), tuple([v.shape.bind(known) for v in n.outputs])) for n in graph]
+        )
+
     def guard(self, left: Dim, comparison: str, right: Dim) -> bool:
         """The answer for the sizes of this call, recorded as a guard unless it always holds."""
         left, right = self.resolve(left), self.resolve(right)
@@ -254,11 +263,13 @@ class TraceGraph(Graph):
     def _empty(self) -> Graph:  # type: ignore[override]
         return Graph(self.name)  # copies are graphs like others
 
+    def current_op(self, op: Op) -> Op:
+        replaced = self.trace.root.replaced
+        return bind_op(op, replaced) if replaced else op
+
     def append_node(self, op: Op, operands: Sequence[Operand] = (), name: str = "") -> Node:
         self.trace.require_open()
-        replaced = self.trace.root.replaced
-        if replaced:
-            op = bind_op(op, replaced)
+        op = self.current_op(op)
         count = len(self.nodes)
         try:
             made = super().append_node(op, operands, name)
@@ -276,8 +287,7 @@ class TraceGraph(Graph):
                 shown = ", ".join(f"{v.name} {v.shape}" for v in inputs)
                 where = f"{name or op.name}({shown}) {caller(self._block, 2)}".strip()
                 raise error.located(op.name, where) from None
-            op = bind_op(op, self.trace.root.replaced)
-            return super().append_node(op, inputs, name)
+            return super().append_node(self.current_op(op), inputs, name)
 
     def _require_inside(self, node: Node) -> None:
         """Guard that a range lies inside its axis, and raise where it does not in this call."""

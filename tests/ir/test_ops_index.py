@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from op_support import array, cost_of, run, same, shape, shape_of
 
-from rlx.errors import BindingError, DTypeError, InputError, ShapeError
+from rlx import Graph, Session
+from rlx.errors import BindingError, DTypeError, InputError, RlxError, ShapeError
 from rlx.ir.op import make_op
 
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -164,3 +166,27 @@ def test_gather_counts_what_it_reads() -> None:
     assert cost_of("gather", "[1000, 64] f16", "[n] i32") == (0, n * 4 + n * 256)
     assert cost_of("scatter_add", "[8, 2]", "[3] i32", "[3, 2]").flops == 6
     assert cost_of("scatter", "[8, 2]", "[3] i32", "[3, 2]").flops == 0
+
+
+def test_gather_backward_adds_where_slices_came_from() -> None:
+    dy = np.arange(24, dtype=np.float64).reshape(2, 2, 2, 3)
+    ids = np.array([[1, 0], [-1, 1]])
+    want = np.zeros((2, 4, 3))
+    for block, (row, column) in itertools.product(range(2), np.ndindex(2, 2)):
+        want[block, ids[row, column]] += dy[block, row, column]
+    assert np.array_equal(run("gather_backward", dy, ids, size=4, axis=1), want)
+    assert np.array_equal(run("gather_backward", dy, ids, size=4, axis=-2), want)
+    found = shape_of("gather_backward", "[a, n, 5]", "[n] i32", size="v", axis=1)
+    assert found == "[a, v, 5] f32"
+    with pytest.raises(ShapeError, match="axis"):
+        shape_of("gather_backward", "[n, 5]", "[n] i32", size=3, axis=2)
+    with pytest.raises(InputError, match="out of range"):
+        run("gather_backward", dy, ids, size=1, axis=1)
+
+
+def test_gather_backward_reports_bad_indices_on_the_cpu() -> None:
+    g = Graph("g")
+    dy, ids = g.input("dy", ["n", 5]), g.input("ids", ["n"], "i32")
+    f = Session("cpu").compile(g.set_outputs(g.gather_backward(dy, ids, size=3)))
+    with pytest.raises(RlxError, match="index"):
+        f.run(dy=np.ones((2, 5), np.float32), ids=np.array([0, 3], np.int32))

@@ -860,7 +860,9 @@ GROUPS = (
 
 
 def cases() -> list[Case]:
-    found = [case for group in GROUPS for case in group()]
+    from backward_cases import BACKWARD  # which are cases too
+
+    found = [case for group in (*GROUPS, *BACKWARD) for case in group()]
     assert len({c.id for c in found}) == len(found), "two cases of one name"
     return found
 

@@ -297,10 +297,23 @@ def layer_cases() -> Iterable[Case]:
     yield "fused_transformer_layer", [*base, *plain], {**heads, **options}
 
 
+def backward_cases() -> Iterable[Case]:
+    labels = ints(7, 2, 3)
+    for dtype in (np.float32, np.float16):
+        x, rows = f(2, 3, 7, dtype=dtype), [f(2, 3), f(2, 3)]
+        yield "softmax_cross_entropy", [x, labels], {"ignore_index": 3}
+        yield "softmax_cross_entropy_backward", [x, labels, *rows], {"ignore_index": 3}
+        x, gamma, dy = f(2, 3, 7, dtype=dtype), f(7), f(2, 3, 7, dtype=dtype)
+        yield "rms_norm_backward", [x, gamma, dy], {}
+        yield "layer_norm_backward", [x, gamma, dy, x], {"has_beta": True}
+        dy = f(2, 4, 5, 3, dtype=dtype)
+        yield "gather_backward", [dy, ints(6, 4, 5)], {"size": 6, "axis": 1}
+
+
 GROUPS: list[Callable[[], Iterable[Case]]] = [
     unary_cases, reduce_cases, layout_cases, matmul_cases, norm_cases, attention_cases,
     conv_cases, scan_cases, quantize_cases, fft_cases, fused_cases, function_cases,
-    derivative_cases,
+    derivative_cases, backward_cases,
 ]  # fmt: skip
 CASES = [case for group in GROUPS for case in group()]
 

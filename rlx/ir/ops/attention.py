@@ -209,19 +209,27 @@ class Attention(Op):
     ) -> Array:
         mask, sinks = self.extras(mask, sinks)
         dtype = DType.of(q.dtype)
-        if self.kv_scheme is not None:
-            k, v = (decode(self.kv_scheme, x) for x in (k, v))
+        k, v = self.unpacked(k, v)
         with quiet():
-            scores = self._scores(*upcast(q, k))
-            if mask is not None and self.mask_kind == MaskKind.BIAS:
-                scores = scores + compute(mask)
-            elif mask is not None:
-                scores = np.where(mask, scores, scores.dtype.type(-np.inf))
-            keep = self._visible(*scores.shape[2:])
-            if keep is not None:
-                scores = np.where(keep, scores, scores.dtype.type(-np.inf))
+            scores = self.reference_scores(q, k, mask)
             out = attention_weights(scores, sinks) @ self._repeated(compute(v))
         return rounded(join_heads(out, q, self.q_layout), dtype)
+
+    def unpacked(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Keys and values as numbers."""
+        if self.kv_scheme is None:
+            return k, v
+        return decode(self.kv_scheme, k), decode(self.kv_scheme, v)
+
+    def reference_scores(self, q: Array, k: Array, mask: Array | None) -> Array:
+        """Masked scores [B, H, Sq, Sk]."""
+        scores = self._scores(*upcast(q, k))
+        if mask is not None and self.mask_kind == MaskKind.BIAS:
+            scores = scores + compute(mask)
+        elif mask is not None:
+            scores = np.where(mask, scores, scores.dtype.type(-np.inf))
+        keep = self._visible(*scores.shape[2:])
+        return scores if keep is None else np.where(keep, scores, scores.dtype.type(-np.inf))
 
     def _repeated(self, x: Array) -> Array:
         """Keys or values as [B, num_heads, Sk, D]."""
@@ -251,18 +259,20 @@ class Attention(Op):
         sinks: Value | None = None,
     ) -> Any:  # fmt: skip
         mask, sinks = self.extras(mask, sinks)
-        k, v = (self._unpacked(g, t) for t in (k, v))
-        rows = _transposed_heads(g, q, self.head_dim, self.q_layout)
-        keys, values = (
-            self._shared(g, _transposed_heads(g, t, self.head_dim, self.kv_layout)) for t in (k, v)
-        )
-        scores = g.mul(g.matmul(rows, g.transpose(keys, axes=(0, 1, 3, 2))), self.score_scale)
-        if self.softcap:
-            scores = g.mul(g.tanh(g.div(scores, self.softcap)), self.softcap)
+        v = self._unpacked(g, v)
+        _, _, raw = attention_scores(g, self, q, k)
+        scores = self.capped(g, raw)
+        values = self.shared(g, transposed_heads(g, v, self.head_dim, self.kv_layout))
         y = g.matmul(_masked_softmax(g, scores, mask, self.mask_kind, sinks), values)
         if self.q_layout == "bshd":
             y = g.reshape(g.transpose(y, axes=(0, 2, 1, 3)), shape=q.shape.dims)
         return cast(g, y, q.shape.dtype)
+
+    def capped(self, g: Graph, scores: Value) -> Any:
+        """Scores with the softcap."""
+        if not self.softcap:
+            return scores
+        return g.mul(g.tanh(g.div(scores, self.softcap)), self.softcap)
 
     def _unpacked(self, g: Graph, x: Value) -> Any:
         """Packed keys or values as f32."""
@@ -272,7 +282,7 @@ class Attention(Op):
         numbers = g.dequant_gather(rows, g.iota(shape=rows.shape.dims[:1]), scheme=self.kv_scheme)
         return g.reshape(numbers, shape=(*x.shape.dims[:-1], self.head_dim))
 
-    def _shared(self, g: Graph, x: Value) -> Any:
+    def shared(self, g: Graph, x: Value) -> Any:
         """Repeat every key head for each query head of its group."""
         group = self.num_heads // self.num_kv_heads
         if group == 1:
@@ -351,10 +361,44 @@ def by_head(g: Graph, x: Value, head_dim: int) -> Any:
     return g.reshape(x, shape=(batch, seq, width // head_dim, head_dim))
 
 
-def _transposed_heads(g: Graph, x: Value, head_dim: int, layout: str) -> Any:
+def transposed_heads(g: Graph, x: Value, head_dim: int, layout: str) -> Any:
     """[B, H, S, D], wide."""
     x = by_head(g, wide(g, x), head_dim)
     return g.transpose(x, axes=(0, 2, 1, 3)) if layout == "bshd" else x
+
+
+def attention_scores(g: Graph, op: Attention, q: Value, k: Value) -> tuple[Any, Any, Any]:
+    """(queries [B, H, Sq, D], the keys of their heads [B, H, Sk, D], scores without a softcap)"""
+    rows = transposed_heads(g, q, op.head_dim, op.q_layout)
+    keys = transposed_heads(g, op._unpacked(g, k), op.head_dim, op.kv_layout)
+    keys = op.shared(g, keys)
+    scores = g.matmul(rows, g.transpose(keys, axes=(0, 1, 3, 2)))
+    return rows, keys, g.mul(scores, op.score_scale)
+
+
+def masked_scores(g: Graph, scores: Value, mask: Value | None, kind: MaskKind) -> Any:
+    """Scores with −inf for keys that are not kept, or with a bias."""
+    if kind == MaskKind.NONE:
+        return scores
+    if kind == MaskKind.BIAS:
+        assert mask is not None  # inference requires it
+        return g.add(scores, wide(g, mask))
+    return g.where(_visible_keys(g, scores, kind, mask), scores, _MASKED)
+
+
+def log_sum_exp(
+    g: Graph, op: Attention, q: Value, k: Value, mask: Value | None, sinks: Value | None
+) -> Any:
+    """ln Σ exp(scores) [B, H, Sq], with the sink of the head if given."""
+    mask, sinks = op.extras(mask, sinks)
+    scores = op.capped(g, attention_scores(g, op, q, k)[2])
+    scores = masked_scores(g, scores, mask, op.mask_kind)
+    if sinks is not None:
+        scores = _with_sinks(g, scores, sinks)
+    top = g.max(scores, axis=(-1,), keepdims=True)
+    top = g.where(g.is_finite(top), top, 0.0)
+    total = g.log(g.sum(g.exp(g.sub(scores, top)), axis=(-1,), keepdims=True))
+    return g.reshape(g.add(total, top), shape=scores.shape.dims[:-1])
 
 
 def _masked_softmax(
@@ -363,25 +407,25 @@ def _masked_softmax(
     """softmax over the keys to keep; zeros in a row without any."""
     if kind == MaskKind.NONE:
         return _softmax_value(g, scores, sinks)
-    if kind == MaskKind.BIAS:
-        assert mask is not None  # inference requires it
-        scores = g.add(scores, wide(g, mask))
-        keep = g.ne(scores, _MASKED)
-    else:
-        keep = _visible_keys(g, scores, kind, mask)
-        scores = g.where(keep, scores, _MASKED)
+    scores = masked_scores(g, scores, mask, kind)
     # softmax of a row of -inf is NaN; the mask makes it zeros
-    return g.where(keep, _softmax_value(g, scores, sinks), 0.0)
+    return g.where(g.ne(scores, _MASKED), _softmax_value(g, scores, sinks), 0.0)
 
 
 def _softmax_value(g: Graph, scores: Value, sinks: Value | None) -> Any:
     """softmax over the keys and, if given, the sink of each head."""
     if sinks is None:
         return g.softmax(scores, axis=-1)
-    *outer, keys = scores.shape.dims
+    keys = scores.shape.dims[-1]
+    weights = g.softmax(_with_sinks(g, scores, sinks), axis=-1)
+    return g.narrow(weights, axis=3, start=0, length=keys)
+
+
+def _with_sinks(g: Graph, scores: Value, sinks: Value) -> Any:
+    """Scores with that of the head's sink after those of the keys."""
+    *outer, _ = scores.shape.dims
     more = g.reshape(wide(g, sinks), shape=(outer[1], 1, 1))
-    joined = g.concat(scores, g.expand(more, shape=(*outer, 1)), axis=3)
-    return g.narrow(g.softmax(joined, axis=-1), axis=3, start=0, length=keys)
+    return g.concat(scores, g.expand(more, shape=(*outer, 1)), axis=3)
 
 
 def _visible_keys(g: Graph, scores: Value, kind: MaskKind, mask: Value | None) -> Any:

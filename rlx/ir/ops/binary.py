@@ -213,8 +213,11 @@ def _pow_by_base(g: Graph, t: Value, a: Value, b: Value, y: Value) -> Any:
 
 
 def _pow_by_exponent(g: Graph, t: Value, a: Value, b: Value, y: Value) -> Any:
+    """0 at base 0, where a^b is 0 for all positive b."""
     zero, one = g.constant(0, a.shape.dtype), g.constant(1, a.shape.dtype)
     is_zero = g.eq(a, zero)
+    if not b.shape.dtype.is_complex:
+        is_zero = g.logical_and(is_zero, g.ge(b, zero))
     return g.where(is_zero, zero, t * (y * g.log(g.where(is_zero, one, a))))
 
 
@@ -226,6 +229,19 @@ def _share(of: int) -> Partial:
         return t * ((b if of else a) / g.where(is_zero, g.constant(1.0, y.shape.dtype), y))
 
     return part
+
+
+def _turn(g: Graph, t: Value, a: Value, b: Value) -> Any:
+    """t · a / (a² + b²), whose squares may leave the range; 0 at the origin."""
+    size = g.hypot(a, b)
+    size = g.where(g.eq(size, 0.0), g.constant(1.0, size.shape.dtype), size)
+    return t * (a / size / size)
+
+
+def _weight(g: Graph, a: Value, b: Value) -> Any:
+    """e^a / (e^a + e^b); equal infinities share."""
+    same = g.logical_and(g.is_inf(a), g.eq(a, b))
+    return g.sigmoid(g.where(same, g.constant(0.0, a.shape.dtype), a - b))
 
 
 _binary("add", np.add, "a + b", _Numeric, partials=(_same, _same), is_commutative=True)
@@ -266,10 +282,7 @@ _binary(
 )  # fmt: skip
 _binary(
     "atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis", _Function,
-    partials=(
-        lambda g, t, a, b, y: t * (b / (a * a + b * b)),
-        lambda g, t, a, b, y: -(t * (a / (a * a + b * b))),
-    ),
+    partials=(lambda g, t, a, b, y: _turn(g, t, b, a), lambda g, t, a, b, y: -_turn(g, t, a, b)),
 )  # fmt: skip
 _binary(
     "hypot", _wide(np.hypot), "√(a² + b²), without overflow; inf if either is infinite",
@@ -279,7 +292,7 @@ _binary(
     "logaddexp", _wide(np.logaddexp), "ln(e^a + e^b), without overflow",
     _Function, _logaddexp_formula, is_commutative=True,
     partials=(
-        lambda g, t, a, b, y: t * g.sigmoid(a - b), lambda g, t, a, b, y: t * g.sigmoid(b - a)
+        lambda g, t, a, b, y: t * _weight(g, a, b), lambda g, t, a, b, y: t * _weight(g, b, a)
     ),
 )  # fmt: skip
 _binary(

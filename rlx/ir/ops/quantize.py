@@ -92,7 +92,7 @@ def _decode(q: Array, scale: Array, zp: Array | None, axis: int | None) -> Array
     return q.astype(scale.dtype) * _along(scale, axis, q.ndim)
 
 
-def _along_value(g: Graph, v: Value, axis: int | None, rank: int) -> Value:
+def along_value(g: Graph, v: Value, axis: int | None, rank: int) -> Value:
     """A scale or zero point, shaped to broadcast against a tensor of that rank."""
     after = 0 if axis is None else rank - 1 - axis % rank
     dims = () if axis is None else (v.shape.dims[0], *[1] * after)
@@ -103,7 +103,7 @@ def _encoded(
     g: Graph, op: Quantize | FakeQuantize, x: Value, scale: Value, zp: Value | None
 ) -> Value:
     rank = x.shape.rank
-    scaled = g.div(wide(g, x), _along_value(g, wide(g, scale), op.axis, rank))
+    scaled = g.div(wide(g, x), along_value(g, wide(g, scale), op.axis, rank))
     if op.dtype.is_float:
         limit = float(LARGEST[op.dtype])
         return g.cast(g.clamp(scaled, low=-limit, high=limit), op.dtype)
@@ -111,7 +111,7 @@ def _encoded(
     whole = g.round(cast(g, scaled, dt.f64))
     whole = g.where(g.is_nan(whole), g.constant(0.0, dt.f64), whole)
     if zp is not None:
-        whole = g.add(whole, cast(g, _along_value(g, zp, op.axis, rank), dt.f64))
+        whole = g.add(whole, cast(g, along_value(g, zp, op.axis, rank), dt.f64))
     bounds = np.iinfo(op.dtype.numpy)
     whole = g.clamp(whole, low=float(bounds.min), high=float(bounds.max))
     return g.cast(whole, op.dtype)
@@ -120,8 +120,8 @@ def _encoded(
 def _decoded(g: Graph, op: Any, q: Value, scale: Value, zp: Value | None) -> Value:
     rank = q.shape.rank
     if zp is not None:
-        q = g.sub(cast(g, q, dt.i64), cast(g, _along_value(g, zp, op.axis, rank), dt.i64))
-    return g.mul(cast(g, q, scale.shape.dtype), _along_value(g, scale, op.axis, rank))
+        q = g.sub(cast(g, q, dt.i64), cast(g, along_value(g, zp, op.axis, rank), dt.i64))
+    return g.mul(cast(g, q, scale.shape.dtype), along_value(g, scale, op.axis, rank))
 
 
 def _cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -> Cost:
@@ -131,7 +131,7 @@ def _cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -
     return Cost(outputs[0].num_elements * per_element, traffic)
 
 
-@op("quantize", runs_as_region=True)
+@op("quantize", runs_as_region=True, has_zero_derivative=True)
 class Quantize(Op):
     """clamp(round(x / scale) + zp) to `dtype`; ties go to the even neighbour, NaN to zp."""
 

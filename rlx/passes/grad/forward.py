@@ -10,6 +10,7 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
 from rlx.passes.grad.reverse import decomposed, linearize
 from rlx.passes.grad.rules import (
+    DECOMPOSED_FORWARD,
     JVP,
     LINEAR,
     MULTILINEAR,
@@ -49,7 +50,7 @@ def push_forward(
 
 
 def _apply(g: Graph, node: Node, inputs: Sequence[Dual]) -> Sequence[Dual]:
-    op, values = node.op, [d.value for d in inputs]
+    op, values = g.current_op(node.op), [d.value for d in inputs]
     types = [v.shape.dtype for v in node.outputs]
     moves = any(d.tangent is not None for d in inputs) and any(map(is_differentiable, types))
     if not moves or op.has_zero_derivative:
@@ -66,7 +67,8 @@ def _apply(g: Graph, node: Node, inputs: Sequence[Dual]) -> Sequence[Dual]:
             results = g.append_node(op, values).outputs
             moved = rule(op, g, values, tangents)
             return [Dual(v, t) for v, t in zip(results, moved, strict=True)]
-    body = None if op.name in VJP else decomposed(op, values)
+    is_ruled = op.name in VJP and op.name not in DECOMPOSED_FORWARD
+    body = None if is_ruled else decomposed(op, values)
     if body is not None:
         found = push_forward(g, body, values, tangents)
         return [Dual(v, t) for v, t in zip(*found, strict=True)]

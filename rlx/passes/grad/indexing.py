@@ -19,11 +19,7 @@ Values = Sequence[Value]
 def _gather(op: Any, g: Graph, inputs: Values, outputs: Values, grads: Grads) -> Grads:
     (x, at), (ct,) = inputs, grads
     axis = normalize_axis(op.axis, x.shape.rank)
-    count = product_of(at.shape.dims)
-    dims = x.shape.dims
-    flat = g.reshape(ct, shape=(*dims[:axis], count, *dims[axis + 1 :]))
-    rows = g.reshape(at, shape=(count,))
-    return [g.scatter_add(zeros(g, x.shape), rows, flat, axis=axis), None]
+    return [g.gather_backward(ct, at, size=x.shape.dims[axis], axis=axis), None]
 
 
 @vjp("take_along")

@@ -17,6 +17,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Origin, Value
 from rlx.ir.op import Op
 from rlx.passes.grad.rules import (
+    JVP,
     LINEARIZE,
     VJP,
     Grads,
@@ -87,7 +88,7 @@ class _Tape:
         return [found[v] for v in graph.outputs]
 
     def apply(self, node: Node, inputs: Sequence[Variable]) -> Sequence[Variable]:
-        op, g = node.op, self.g
+        op, g = self.g.current_op(node.op), self.g
         types = [v.shape.dtype for v in node.outputs]
         is_active = any(v.is_active for v in inputs) and any(map(is_differentiable, types))
         if not is_active or op.has_zero_derivative:
@@ -100,9 +101,11 @@ class _Tape:
         return found
 
     def _by_rule(self, node: Node, inputs: Sequence[Variable]) -> Sequence[Variable] | None:
-        op, values = node.op, [v.value for v in inputs]
+        op, values = self.g.current_op(node.op), [v.value for v in inputs]
         results: Sequence[Value]
         linear, rule = LINEARIZE.get(op.name), VJP.get(op.name)
+        if rule is None and op.name in JVP:
+            rule = _transposed
         if linear is not None:
             flags = [v.is_active for v in inputs]
             results, backward = linear(op, self.g, values, flags)
@@ -150,6 +153,34 @@ def _applied(
     rule: Any, op: Op, g: Graph, inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> Callable[[Grads], Grads]:
     return lambda grads: rule(op, g, inputs, outputs, grads)
+
+
+def _transposed(
+    op: Op, g: Graph, inputs: Sequence[Value], outputs: Sequence[Value], grads: Grads
+) -> Grads:
+    """The cotangents of the operands by transposing the jvp rule, which is linear in the tangents:
+    the pullback of the push-forward."""
+    body = Graph(f"{op.name} jvp")
+    values = [*inputs, *outputs]
+    given = [body.input(f"x{i}", v.shape) for i, v in enumerate(values)]
+    moving = [i for i, v in enumerate(inputs) if is_differentiable(v.shape.dtype)]
+    tangents: list[Value | None] = [None] * len(inputs)
+    for i in moving:
+        tangents[i] = body.input(f"t{i}", inputs[i].shape)
+    count = len(inputs)
+    moved = JVP[op.name](op, body, given[:count], given[count:], tangents)
+    pairs = [(t, ct) for t, ct in zip(moved, grads, strict=True) if t is not None]
+    pairs = [(t, ct) for t, ct in pairs if ct is not None]
+    body.set_outputs([t for t, _ in pairs])
+    # the tangents' own values do not matter: the rule is linear in them
+    operands = [*values, *(inputs[i] for i in moving)]
+    wanted = [False] * len(values) + [True] * len(moving)
+    _, pullback = linearize(g, body, operands, wanted)
+    found = pullback([ct for _, ct in pairs])[len(values) :]
+    results: list[Value | None] = [None] * count
+    for i, ct in zip(moving, found, strict=True):
+        results[i] = ct
+    return results
 
 
 def _require_fit(op: Op, variable: Variable, ct: Value | None) -> None:

@@ -7,7 +7,7 @@
 A vjp rule takes the cotangents of the results (None: zero) and gives one cotangent, or None, per
 operand. A jvp rule takes the tangents of the operands (None: zero) and gives one per result. An op
 that is linear in its operands together, or in each of them, needs no jvp rule: it is in `LINEAR` or
-in `MULTILINEAR`. Where an op has a vjp rule alone, its jvp is the transpose of that rule.
+in `MULTILINEAR`. Where an op has one of the two rules alone, the other is its transpose.
 
 The product of a cotangent and a value is ct · x, without a conjugate, also for complex numbers, as
 in JAX: a pullback is the transpose of the Jacobian.
@@ -42,10 +42,23 @@ LINEARIZE: dict[str, Linearize] = {}
 """Ops whose forward computation is another one when they are differentiated: loops save carries."""
 LINEAR: set[str] = set()
 MULTILINEAR: set[str] = set()
+DECOMPOSED_FORWARD: set[str] = set()
+"""Ops with a vjp rule that forward mode differentiates through their decomposition."""
+
+NOT_DIFFERENTIABLE = {
+    "quantize_weight": (
+        "a packed weight has no derivative",
+        "train a float weight through fake_quantize, or adapters beside the packed one",
+    ),
+    "state_update": (
+        "a graph that writes a state has no derivative", "make the state an input and an output",
+    ),
+}  # fmt: skip
+"""Ops with float results and no rule: what the error says, and its hint."""
 
 _FILES = (
     "elementwise", "layouts", "indexing", "reductions", "products", "control_flow",
-    "transforms", "wrappers", "collectives",
+    "linalg", "fused", "quantized", "transforms", "wrappers", "collectives",
 )  # fmt: skip
 
 
@@ -83,10 +96,12 @@ def is_differentiable(element: DType) -> bool:
 
 def no_derivative(op: Op, origin: Origin, why: str = "", hint: str = "") -> UnsupportedError:
     """What is raised where an op on the way has no derivative."""
+    usual = "stop_gradient keeps it out; custom_vjp gives a function a rule of its own"
+    known = NOT_DIFFERENTIABLE.get(op.name, ("no derivative rule", usual))
     return UnsupportedError(
-        why or "no derivative rule", where=op.name, got=str(op), origin=origin,
+        why or known[0], where=op.name, got=str(op), origin=origin,
         expected="ops with a derivative between the arguments and the result",
-        hint=hint or "stop_gradient keeps it out; custom_vjp gives a function a rule of its own",
+        hint=hint or known[1],
     )  # fmt: skip
 
 
@@ -144,6 +159,15 @@ def swapped(g: Graph, x: Value) -> Value:
     """The last two axes exchanged."""
     rank = x.shape.rank
     return g.transpose(x, axes=(*range(rank - 2), rank - 1, rank - 2))
+
+
+def conjugate(g: Graph, x: Value) -> Value:
+    return g.complex(g.real(x), g.neg(g.imag(x))) if x.shape.dtype.is_complex else x
+
+
+def adjoint(g: Graph, x: Value) -> Value:
+    """xᴴ: the conjugate transpose of matrices."""
+    return conjugate(g, swapped(g, x))
 
 
 def product_of(dims: Sequence[Dim]) -> Dim:

@@ -115,6 +115,28 @@ def pack_filters(record: Conv | ConvTranspose, w: Array, tile: int) -> Array:
     return np.concatenate(parts)
 
 
+def transform_filters(w: Array, tile: int) -> Array:
+    """Winograd's G g Gᵀ of 3×3 filters, `[tile][point][channel][filter of the tile]`."""
+    filters, channels = w.shape[:2]
+    tiles = -(-filters // tile)
+    padded = np.zeros((tiles * tile, channels, 3, 3), w.dtype)
+    padded[:filters] = w
+    points = _filter_sums(_filter_sums(padded, 2), 3).reshape(tiles, tile, channels, 16)
+    return points.transpose(0, 3, 2, 1).reshape(-1)
+
+
+def _filter_sums(g: Array, axis: int) -> Array:
+    """G g along an axis."""
+    g0, g1, g2 = np.moveaxis(g, axis, 0)
+    outer, half = g0 + g2, g.dtype.type(0.5)
+    return np.stack([g0, (outer + g1) * half, (outer - g1) * half, g2], axis)
+
+
+def transformed_size(w: Sequence[int], tile: int) -> int:
+    """Elements of `transform_filters`."""
+    return -(-w[0] // tile) * tile * w[1] * 16
+
+
 class _Packed(Op):
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -123,6 +145,7 @@ class _Packed(Op):
     transposed: bool
     output_padding: tuple[int, ...]
     tile: int
+    winograd: bool
 
     @property
     def plain(self) -> Conv | ConvTranspose:
@@ -133,7 +156,8 @@ class _Packed(Op):
 
 @op("pack_conv")
 class PackConv(_Packed):
-    """Filters of a `conv` or `conv_transpose` in tiles of `tile`, as elements of `dtype`."""
+    """Filters of a `conv` or `conv_transpose` in tiles of `tile`, as elements of `dtype`; with
+    `winograd` transformed ones behind them."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -143,13 +167,20 @@ class PackConv(_Packed):
     output_padding: tuple[int, ...]
     tile: int
     dtype: DType = f32
+    winograd: bool = False
 
     def infer(self, w: Shape) -> Shape:
-        sizes = packed_sizes(self.plain, w.static_dims, self.tile)
-        return Shape((sum(n for _, n in sizes),), self.dtype)
+        size = sum(n for _, n in packed_sizes(self.plain, w.static_dims, self.tile))
+        more = transformed_size(w.static_dims, self.tile) if self.winograd else 0
+        return Shape((size + more,), self.dtype)
 
     def reference(self, w: Array) -> Array:
-        return pack_filters(self.plain, compute(w), self.tile).astype(self.dtype.numpy)
+        packed = pack_filters(self.plain, compute(w), self.tile).astype(self.dtype.numpy)
+        if not self.winograd:
+            return packed
+        with quiet():
+            transformed = transform_filters(compute(w).astype(self.dtype.numpy), self.tile)
+        return np.concatenate([packed, transformed])
 
 
 @op("packed_conv")
@@ -165,6 +196,7 @@ class PackedConv(_Packed):
     tile: int
     w: Shape
     activation: str = "none"
+    winograd: bool = False
 
     def check(self) -> None:
         require_activation(self.activation, self.name)
@@ -177,7 +209,7 @@ class PackedConv(_Packed):
         number = np.arange(1, 1 + int(np.prod(dims)), dtype=np.float64).reshape(dims)
         places = pack_filters(self.plain, number, self.tile).astype(np.int64)
         w = np.zeros(number.size + 1, filters.dtype)
-        w[places] = filters  # element 0 collects the padding
+        w[places] = filters[: places.size]  # element 0 collects the padding
         types = [DType.of(t.dtype) for t in (x, bias) if t is not None]
         given = [compute(t) for t in (x, w[1:].reshape(dims), bias) if t is not None]
         with quiet():

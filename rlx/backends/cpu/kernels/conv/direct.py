@@ -16,7 +16,7 @@ from functools import partial
 from rlx.backends.cpu.kernels.conv.windows import RowLoads, store_masked
 from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
-from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Type, Value, i1, i64, ptr, vec
 from rlx.llvm.nest.elements import activate
 from rlx.llvm.storage import compute_type, load, memory_type, narrow
 from rlx.llvm.target import Target
@@ -37,8 +37,7 @@ def emit_pack(m: Module, spec: DirectConv, sums: Type, lanes: int) -> Function:
 class _Pack:
     def __init__(self, f: Function, spec: DirectConv, sums: Type, lanes: int) -> None:
         self.f, self.spec, self.sums, self.lanes = f, spec, sums, lanes
-        pointers = ("x", "filters", "out", "bias", "scratch")
-        self.o = Operands(f, spec.args, pointers)
+        self.o = Operands(f, spec.args, POINTERS)
         self.row_bytes = spec.panel_bytes(f.target)
         self.loads = RowLoads(spec.x, sums, lanes, spec.stride)
         self.size = memory_type(spec.x).bytes
@@ -104,7 +103,7 @@ class _Pack:
 
 
 VECTORS = 3  # of pixels in a panel; with 8 (4) rows the accumulators fit in 32 (16) registers
-POINTERS = frozenset(["x", "filters", "out", "bias", "scratch"])
+POINTERS = frozenset(["x", "filters", "out", "bias", "scratch", "flags"])
 _CHUNK_BYTES = 384 << 10  # of panels that are packed before the tiles use them, in an L2 of 512 kB
 _LARGE_CHUNK_BYTES = 512 << 10  # with AVX-512, whose cores have an L2 cache of 1 MB and more
 _CHUNK = 8  # panels at most, for enough work items
@@ -136,7 +135,8 @@ class DirectConv(KernelSpec):
     for `rows` filters of each group and `out_height` by `out_width` pixels; inputs outside the
     image are 0. `scratch` holds `scratch_bytes` for each worker, room for `chunk` panels. With
     `strided_output`, pixel (y, x) is element (out_start_y + y·out_stride_y) · out_pitch +
-    out_start_x + x·out_stride_x of an output plane of `plane` elements.
+    out_start_x + x·out_stride_x of an output plane of `plane` elements. With `again` it
+    computes the images that `WinogradConv` flagged, and no others.
     """
 
     x: DType
@@ -146,6 +146,7 @@ class DirectConv(KernelSpec):
     stride: int = 1  # stride along a row, if it is a small constant; else 0
     strided_output: bool = False
     activation: str = "none"
+    again: bool = False
 
     @property
     def args(self) -> list[str]:
@@ -154,6 +155,7 @@ class DirectConv(KernelSpec):
             "filters",
             "out",
             *["bias"] * (self.bias is not None),
+            *["flags"] * self.again,
             "scratch",
             "scratch_bytes",
         ]
@@ -207,11 +209,23 @@ class _DirectConv:
             chunk, tile = u.udiv(o["tiles"]), u.urem(o["tiles"])
             image, first = chunk.udiv(chunks), chunk.urem(chunks) * per_chunk
             count = f.min(self.pixels - first, per_chunk)
-            f.if_(packed.ne(chunk), lambda: self._pack_chunk(image, first, count))
-            self._tile(image, tile, first, count)
+            for _ in f.when(self._is_flagged(image) if self.spec.again else f.const(1, i1)):
+                f.if_(packed.ne(chunk), lambda: self._pack_chunk(image, first, count))
+                self._tile(image, tile, first, count)
             return chunk
 
+        if self.spec.again:
+            hi = f.select(self._is_flagged(None), hi, lo)
         f.loop(lo, hi, 1, [f.i64(-1)], work_item)
+
+    def _is_flagged(self, image: Value | None) -> Value:
+        """Whether any worker flagged the image, or any image."""
+        f, o = self.f, self.o
+        found, workers = f.carry([f.i64(0)]), f["nth"].to(i64)
+        first, step = (0, 1) if image is None else (image, o["batch"])
+        for at in found.range(first, workers * o["batch"], step):
+            found.values = [found.values[0] | f.load(f.gep(o["flags"], at, 8), i64)]
+        return found.values[0].ne(0)
 
     def _pack_chunk(self, image: Value, first: Value, count: Value) -> None:
         f, o = self.f, self.o

@@ -8,7 +8,8 @@ from typing import Any
 from rlx.backends.cpu.kernels.conv.depthwise import CausalDepthwise, Depthwise
 from rlx.backends.cpu.kernels.conv.direct import DirectConv, PackFilters, tile_rows
 from rlx.backends.cpu.kernels.conv.windows import MAX_SHUFFLED_STRIDE
-from rlx.backends.cpu.layouts.pack_conv import Axis, packed_sizes, phases
+from rlx.backends.cpu.kernels.conv.winograd import PackWinograd, WinogradConv
+from rlx.backends.cpu.layouts.pack_conv import Axis, packed_sizes, phases, transformed_size
 from rlx.backends.cpu.lowering import (
     Context,
     KernelArg,
@@ -17,7 +18,7 @@ from rlx.backends.cpu.lowering import (
     Scratch,
     lowers,
 )
-from rlx.ir.dim import Dim
+from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.dtype import DType, f32, f64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import aligned
@@ -69,11 +70,33 @@ def _packed(graph: Graph, node: Node, last: Node, problem: _ConvProblem, target:
     attributes["transposed"] = isinstance(problem.record, ConvTranspose)
     attributes["output_padding"] = getattr(problem.record, "output_padding", (0,))
     attributes["tile"] = tile_rows(target, problem.filters)
+    attributes["winograd"] = _suits_winograd(problem, target)
     packed = graph.append(lookup("pack_conv")(**attributes, dtype=problem.packed), (w,))
     activation = last.op.name if last is not node else "none"
     made = lookup("packed_conv")(**attributes, w=w.shape, activation=activation)
     result: Value = graph.append(made, (x, packed, *bias), last.name)
     return result
+
+
+WINOGRAD_CHANNELS = range(8, 257)  # more do not fit in the L2 cache
+
+
+def _suits_winograd(problem: _ConvProblem, target: Target) -> bool:
+    record, w = problem.record, problem.w.static_dims
+    if isinstance(record, ConvTranspose) or w[2:] != (3, 3) or problem.packed is not f32:
+        return False
+    if set(record.stride) | set(record.dilation) | {record.groups} != {1}:
+        return False
+    width, lanes = problem.out.shape.dims[3], target.lanes(32)
+    if w[1] not in WINOGRAD_CHANNELS or w[0] < WINOGRAD_CHANNELS.start:
+        return False
+    return lanes > 1 and not (isinstance(width, int) and width < lanes)
+
+
+def _runs_winograd(node: Node, target: Target) -> bool:
+    packed = node.op.name == "packed_conv"
+    transformed = not packed or getattr(node.op, "winograd", False)
+    return transformed and _suits_winograd(_problem(node), target)
 
 
 _SHARED = ("stride", "padding", "dilation", "groups")
@@ -152,16 +175,36 @@ def _filter_bytes(node: Node, target: Target) -> int:
     if node.op.name == "packed_conv" or problem.is_depthwise:
         return 0
     tile = tile_rows(target, problem.filters)
-    sizes = packed_sizes(problem.record, problem.w.static_dims, tile)
-    return aligned(sum(n for _, n in sizes) * problem.packed.bytes)
+    dims = problem.w.static_dims
+    size = sum(n for _, n in packed_sizes(problem.record, dims, tile))
+    if _runs_winograd(node, target):
+        size += transformed_size(dims, tile)
+    return aligned(size * problem.packed.bytes)
+
+
+def _worker_bytes(node: Node, target: Target) -> int:
+    """Scratch bytes of each worker."""
+    problem = _problem(node)
+    x, out, tile = problem.x.shape.dtype, problem.out.shape.dtype, _tile(node, target)
+    size = DirectConv(x, out).scratch(target, problem.terms)
+    if _runs_winograd(node, target):
+        size = max(size, WinogradConv(x, out, None, tile, problem.channels).scratch(target))
+    return aligned(size)
+
+
+def _tile(node: Node, target: Target) -> int:
+    return getattr(node.op, "tile", 0) or tile_rows(target, _problem(node).filters)
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
     problem = _problem(node)
     if problem.is_depthwise:
         return 0
-    spec = DirectConv(problem.x.shape.dtype, problem.out.shape.dtype)
-    return _filter_bytes(node, target) + threads * spec.scratch(target, problem.terms)
+    flags = 0
+    if _runs_winograd(node, target):
+        images = upper_bound(problem.x.shape.dims[0], node.graph.live)
+        flags = 8 * threads * images
+    return _filter_bytes(node, target) + threads * _worker_bytes(node, target) + aligned(flags)
 
 
 def _is_fixed_size(node: Node) -> bool:
@@ -174,7 +217,9 @@ def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     if problem.is_depthwise:
         return [_depthwise(node, problem)]
     packed = node.op.name == "packed_conv"
-    tile = getattr(node.op, "tile", 0) or tile_rows(ctx.target, problem.filters)
+    tile = _tile(node, ctx.target)
+    if _runs_winograd(node, ctx.target):
+        return _winograd_launches(node, problem, tile, ctx)
     steps: list[KernelLaunch] = []
     start = 0
     for axes, size in packed_sizes(problem.record, problem.w.static_dims, tile):
@@ -188,6 +233,57 @@ def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     return steps
 
 
+def _winograd_launches(
+    node: Node, problem: _ConvProblem, tile: int, ctx: Context
+) -> list[KernelLaunch]:
+    """The convolution, and the direct kernel for images with infinite results."""
+    [(axes, size)] = packed_sizes(problem.record, problem.w.static_dims, tile)
+    plain: KernelArg = Scratch(node, 0)
+    transformed: KernelArg = Scratch(node, size * f32.bytes)
+    steps: list[KernelLaunch] = []
+    if node.op.name == "packed_conv":
+        plain, transformed = Pointer(node.inputs[1], 0), Pointer(node.inputs[1], size)
+    else:
+        w = node.inputs[1]
+        sizes = [-(-problem.filters // tile), problem.filters, problem.channels]
+        steps = [
+            _pack_launch(node, problem, axes, tile, plain),
+            KernelLaunch(
+                PackWinograd(w.shape.dtype, tile), [Pointer(w), transformed, *sizes], [w], [],
+                uses_scratch=True,
+            ),
+        ]  # fmt: skip
+    down, right = _two_axes(axes)
+    x, out = problem.x.shape, problem.out.shape
+    bias = problem.bias.shape.dtype if problem.bias is not None else None
+    activation = getattr(node.op, "activation", "none")
+    spec = WinogradConv(x.dtype, out.dtype, bias, tile, problem.channels, activation)
+    args = image_args(x, out, down, right) | _memory_args(node, problem, ctx)
+    args |= {"filters": transformed}
+    cost = problem.record.cost([x, problem.w], [out])
+    launch = KernelLaunch(
+        spec, [args[name] for name in spec.args], list(node.inputs), [problem.out],
+        uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
+    )  # fmt: skip
+    again = _conv_launch(node, problem, axes, tile, plain, ctx, again=True)
+    return [*steps, launch, again]
+
+
+def _memory_args(node: Node, problem: _ConvProblem, ctx: Context) -> dict[str, KernelArg]:
+    """Operands, scratch memory, and how many images and filters there are."""
+    filters, each = _filter_bytes(node, ctx.target), _worker_bytes(node, ctx.target)
+    tile = _tile(node, ctx.target)
+    args: dict[str, KernelArg] = {
+        "x": Pointer(problem.x), "out": Pointer(problem.out), "scratch": Scratch(node, filters),
+        "scratch_bytes": each, "flags": Scratch(node, filters + ctx.threads * each),
+        "batch": problem.x.shape.dims[0], "tiles": -(-problem.filters // tile),
+        "rows": problem.filters,
+    }  # fmt: skip
+    if problem.bias is not None:
+        args["bias"] = Pointer(problem.bias)
+    return args
+
+
 def _two_axes(axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
     return (_UNIT_AXIS, axes[0]) if len(axes) == 1 else (axes[0], axes[1])
 
@@ -199,6 +295,7 @@ def _conv_launch(
     tile: int,
     filters: KernelArg,
     ctx: Context,
+    again: bool = False,
 ) -> KernelLaunch:
     down, right = _two_axes(axes)
     x, out = problem.x.shape, problem.out.shape
@@ -207,15 +304,13 @@ def _conv_launch(
     bias = problem.bias.shape.dtype if problem.bias is not None else None
     activation = getattr(node.op, "activation", "none")
     spec = DirectConv(
-        x.dtype, out.dtype, bias, tile, constant_stride(right.step), strided_output, activation
-    )
-    scratch_bytes = spec.scratch(ctx.target, problem.terms)
+        x.dtype, out.dtype, bias, tile, constant_stride(right.step), strided_output, activation,
+        again,
+    )  # fmt: skip
     lines, columns = _image(out)
-    args: dict[str, KernelArg] = {
-        "x": Pointer(problem.x), "filters": filters, "out": Pointer(problem.out),
-        "scratch": Scratch(node, _filter_bytes(node, ctx.target)), "scratch_bytes": scratch_bytes,
-        "batch": x.dims[0], "groups": problem.record.groups, "channels": problem.channels,
-        "tiles": -(-problem.filters // tile), "rows": problem.filters,
+    args: dict[str, KernelArg] = _memory_args(node, problem, ctx)
+    args |= {
+        "filters": filters, "groups": problem.record.groups, "channels": problem.channels,
         "chunk": spec.chunk(ctx.target, problem.terms), "height": height, "width": width,
         "out_height": down.outputs(lines), "out_width": right.outputs(columns),
         "stride_y": down.step, "stride_x": right.step,
@@ -225,8 +320,6 @@ def _conv_launch(
         "out_start_y": down.out_first, "out_start_x": right.out_first,
         "out_stride_y": down.out_step, "out_stride_x": right.out_step,
     }  # fmt: skip
-    if problem.bias is not None:
-        args["bias"] = Pointer(problem.bias)
     cost = problem.record.cost([x, problem.w], [out])
     return KernelLaunch(
         spec, [args[name] for name in spec.args], list(node.inputs), [problem.out],

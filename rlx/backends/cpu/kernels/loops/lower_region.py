@@ -25,7 +25,6 @@ from rlx.backends.cpu.kernels.loops.rows import (
     has_segments,
     outgrows_caches,
     scratch_sizes,
-    segment_grain,
 )
 from rlx.backends.cpu.kernels.loops.split_rows import (
     STATE_SLOT,
@@ -242,7 +241,7 @@ def _row_splits(scheduled: ScheduledNest, live: dict[str, int], threads: int) ->
     else:
         if not all(map(has_segments, nest.spaces)) or len({len(s) == 1 for s in sizes}) > 1:
             return 0  # not all passes have the same segments
-        items, least = prod(rows), segment_grain(sizes[0])
+        items, least = prod(rows), BLOCK if len(sizes[0]) == 1 else 1
         if len(sizes[0]) == 1 and sizes[0][0] <= 2 * BLOCK:
             return 0
     if not 0 < items < 2 * threads:
@@ -276,10 +275,9 @@ def launches_for(
     args = [nest_arg(node, source, offsets) for source in scheduled.args]
     names = [NestArg(len(args) + k) for k in range(3)]
     size = scheduled.dim(nest.spaces[0][0])
-    # a row is cut into its segments, a column between steps: what is added stays
-    grain = ROWS_PER_STEP if scheduled.columns else segment_grain(nest.spaces[0])
-    step = grain * (splits if scheduled.columns else SEGMENTS)
-    chunk = (size + (step - 1)) // step * grain
+    # a column is cut between steps, a row into its segments: what is added stays
+    step = ROWS_PER_STEP * splits
+    chunk = (size + (step - 1)) // step * ROWS_PER_STEP
     args += [Scratch(node, offsets[-1]), splits, chunk]
     stages = range(last_stage(nest) + 1)
     specs = [NestKernel(nest, scheduled.columns, None, Split(stage, *names)) for stage in stages]

@@ -11,7 +11,8 @@ The loops of one pass over a long row, unrolled over several vectors.
 
 Long f32 sums are blocked: each block is summed in f32, the block sums in f64. A long row has up to
 SEGMENTS segments, which depend on its size alone: each is reduced by itself, and their results are
-combined in order, by one worker or by several (`split_rows`).
+combined in order, by one worker or by several (`split_rows`). A worker reads STREAMS segments side
+by side, because a core has more loads in flight for several streams of addresses than for one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from math import prod
 
 from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
 from rlx.ir.node import Value as Tensor
-from rlx.llvm.builder import Function, Module, Value, i64
+from rlx.llvm.builder import Carry, Function, Module, Value, i64
 from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
 from rlx.llvm.nest.reductions import Accumulator, State, combine_all
 from rlx.llvm.nest.registers import Element, lanes_for, masks_tail
@@ -32,6 +33,8 @@ from rlx.loops.stages import Pass, Stages
 
 BLOCK = 8192  # elements summed in f32 before they are added to the f64 sum
 SEGMENTS = 64  # of a long row, at most
+SEGMENT_GRAIN = 1024  # elements: segments of a row with one axis are multiples of it
+STREAMS = 4
 
 IndexRange = tuple[Value, Value]  # [first, end) of an axis
 
@@ -42,9 +45,11 @@ def has_segments(sizes: Sequence[Quantity]) -> bool:
     return len(known) < len(sizes) or prod(known) > 2 * BLOCK
 
 
-def segment_grain(sizes: Sequence[object]) -> int:
-    """A segment's part of the outermost axis is a multiple of this."""
-    return BLOCK if len(sizes) == 1 else 1
+def segment_size(f: Function, size: Value, axes: int) -> Value:
+    """A segment's part of the outermost axis, by the size of that axis alone."""
+    if axes > 1:
+        return f.max(f.ceil_div(size, SEGMENTS), 1)
+    return f.max(f.ceil_div(size, SEGMENTS * SEGMENT_GRAIN) * SEGMENT_GRAIN, BLOCK)
 
 
 class PassLoops:
@@ -62,13 +67,15 @@ class PassLoops:
         self.blocked = any(a.wide for a in self.outer) and has_segments(self.sizes)
         if not self.blocked:
             self.outer = vector_body.accumulators
+        light = weight <= 8 and not vector_body.pass_.stores
+        self.streams = STREAMS if self.blocked and len(self.sizes) == 1 and light else 1
 
     def run(self, point: IterPoint, bounds: IndexRange | None) -> tuple[CarriedStates, list[State]]:
         """Returns the accumulator states: one per unrolled vector, and that of the scalar tail.
         `bounds` restricts the outermost axis."""
         carried = 1 if self.blocked else self.unroll
         carry = [[a.start(self.lanes) for a in self.outer] for _ in range(carried)]
-        carry.append([a.start(1) for a in self.outer])
+        carry.append(self.single())
         whole = (self.f.i64(0), self.body.number(self.sizes[0]))
         carry = self._axes(point, 0, carry, bounds or whole)
         return carry[:-1], carry[-1]
@@ -108,6 +115,44 @@ class PassLoops:
             joined = [combine_all(self.outer, a, b) for a, b in zip(old, new, strict=True)]
             state.values = flatten(joined)
         return unflatten(state.values, carry)
+
+    def single(self) -> list[State]:
+        """The state of a tail of no elements."""
+        return [a.start(1) for a in self.outer]
+
+    def run_streams(self, point: IterPoint, first: Value, segment: Value) -> list[CarriedStates]:
+        """The states of `streams` whole segments from `first` on, each that of `run`."""
+        narrow, count = self.vector_body, self.streams
+        starts = [first + s * segment for s in range(count)]
+        wide = [[a.start(self.lanes) for a in self.outer] for _ in range(count)]
+        state = self.f.carry(flatten(wide))
+        for block in state.range(0, segment, BLOCK):
+            fresh = [narrow.start(self.lanes) for _ in range(count * self.unroll)]
+            stop = self.f.min(block + BLOCK, segment)
+            sums = self._side_by_side(point, (block, stop), starts, fresh)
+            joined = []
+            for s, old in enumerate(unflatten(state.values, wide)):
+                own = sums[s * self.unroll : (s + 1) * self.unroll]
+                new = reduce(lambda a, b: combine_all(narrow.accumulators, a, b), own)
+                widened = [a.widened(v) for a, v in zip(self.outer, new, strict=True)]
+                joined.append(combine_all(self.outer, old, widened))
+            state.values = flatten(joined)
+        return [[states] for states in unflatten(state.values, wide)]
+
+    def _side_by_side(
+        self, point: IterPoint, bounds: IndexRange, starts: Sequence[Value], carry: CarriedStates
+    ) -> CarriedStates:
+        """The unrolled loop over the same part of several segments."""
+        loop = self.f.carry(flatten(carry))
+        for index in loop.range(*bounds, self.lanes * self.unroll):
+            states = unflatten(loop.values, carry)
+            for slot, old in enumerate(states):
+                stream, vector = divmod(slot, self.unroll)
+                at = starts[stream] + index + vector * self.lanes
+                vpoint = VectorPoint(point, at, self.lanes, None, self.row)
+                states[slot] = self.vector_body.emit(vpoint, old)
+            loop.values = flatten(states)
+        return unflatten(loop.values, carry)
 
     def _along(self, point: IterPoint, carry: CarriedStates, bounds: IndexRange) -> CarriedStates:
         """The vector axis: the unrolled loop, single vectors, then the tail."""
@@ -298,21 +343,32 @@ class RowEmitter:
                 self._finish(pass_, accumulators, self._each_segment(loops, point))
                 return
             carried, single = loops.run(point, bounds)
-        self._finish(pass_, accumulators, _joined_lanes(accumulators, carried, single))
+        self._finish(pass_, accumulators, joined_lanes(accumulators, carried, single))
 
     def _each_segment(self, loops: PassLoops, point: IterPoint) -> list[State]:
         """The states of a long row: those of its segments, combined in order."""
         f, size = self.f, self.body.number(loops.sizes[0])
-        step = SEGMENTS * segment_grain(loops.sizes)
-        segment = (size + (step - 1)).udiv(step) * segment_grain(loops.sizes)
+        segment = segment_size(f, size, len(loops.sizes))
         start = [[a.start(1) for a in loops.outer]]
-
-        state = f.carry(flatten(start))
-        for first in state.range(0, size, segment):
+        state, whole = f.carry(flatten(start)), f.i64(0)
+        if loops.streams > 1:
+            step = segment * loops.streams
+            whole = size.udiv(step) * step
+            for first in state.range(0, whole, step):
+                for carried in loops.run_streams(point, first, segment):
+                    self._add_segment(loops, state, carried, loops.single())
+        for first in state.range(whole, size, segment):
             found = loops.run(point, (first, f.min(first + segment, size)))
-            [old], new = unflatten(state.values, start), _joined_lanes(loops.outer, *found)
-            state.values = flatten([combine_all(loops.outer, old, new)])
+            self._add_segment(loops, state, *found)
         return unflatten(state.values, start)[0]
+
+    def _add_segment(
+        self, loops: PassLoops, state: Carry, carried: CarriedStates, single: Sequence[State]
+    ) -> None:
+        like = [[a.start(1) for a in loops.outer]]
+        new = joined_lanes(loops.outer, carried, single)
+        [old] = unflatten(state.values, like)
+        state.values = flatten([combine_all(loops.outer, old, new)])
 
     def _finish(
         self, pass_: Pass, accumulators: Sequence[Accumulator], states: Sequence[State]
@@ -353,7 +409,7 @@ class RowEmitter:
         ]
 
 
-def _joined_lanes(
+def joined_lanes(
     accumulators: Sequence[Accumulator], carried: CarriedStates, single: Sequence[State]
 ) -> list[State]:
     """One state of each accumulator, from those of vectors and that of a tail."""

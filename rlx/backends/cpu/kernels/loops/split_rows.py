@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlx.backends.cpu.kernels.loops.rows import PassLoops, RowEmitter
+from rlx.backends.cpu.kernels.loops.rows import PassLoops, RowEmitter, joined_lanes, segment_size
 from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
-from rlx.llvm.builder import Module, Value, i64
+from rlx.llvm.builder import Module, Value
 from rlx.llvm.nest.instructions import IterPoint
 from rlx.llvm.nest.reductions import Accumulator, State
 from rlx.loops.nest import ROW, Arg, Nest
@@ -24,7 +24,8 @@ STATE_SLOT = 8  # bytes of one component of a state in memory
 
 @dataclass(frozen=True)
 class Split:
-    """Extra arguments of a split kernel: scratch memory, number of splits, elements of a split."""
+    """Extra arguments of a split kernel: scratch memory; of columns also the number of splits and
+    the elements of a split, which those of a row derive from its size."""
 
     stage: int
     memory: Arg
@@ -45,8 +46,9 @@ class SplitRowEmitter(RowEmitter):
         f = self.f
         self.split = split
         self.memory = f.arg(f["args"], split.memory.index)
-        self.splits = f.arg(f["args"], split.count.index, i64)
-        self.chunk = f.arg(f["args"], split.chunk.index, i64)
+        size, axes = self.body.number(nest.spaces[0][0]), len(nest.spaces[0])
+        self.chunk = segment_size(f, size, axes)
+        self.splits = f.max((size + self.chunk - 1).udiv(self.chunk), 1)
         self.total = self.body.product(nest.rows)
         self.slot = f.i64(0)  # linear index of (row, split)
 
@@ -56,14 +58,33 @@ class SplitRowEmitter(RowEmitter):
         # a last kernel that stores results of rows alone combines their states once
         splits = self.splits if self._passes(self.split.stage) else f.i64(1)
         lo, hi = f.split(self.total * splits)
-        for item in f.range(lo, hi):
+        streams = self._streams()
+
+        def work(item: Value) -> Value:
             row = item.udiv(splits)
             split_id = item - row * splits
             self.slot = item
             point = body.at_row(row, self.nest.rows) if self.nest.rows else body.origin()
-            self._emit_split(point, row, split_id)
+            if streams == 1:
+                self._emit_split(point, row, split_id, 1)
+                return item + 1
+            # the last split of a row may be shorter
+            whole = (item + streams <= hi) & (split_id + streams < splits)
+            count = f.carry()
+            for together in f.either(whole, count):
+                self._emit_split(point, row, split_id, streams if together else 1)
+                count.values = [f.i64(streams if together else 1)]
+            return item + count.values[0]
 
-    def _emit_split(self, point: IterPoint, row: Value, split_id: Value) -> None:
+        f.while_([lo], lambda item: item < hi, work)
+
+    def _streams(self) -> int:
+        """Splits that a worker runs side by side."""
+        found = [self._loops(p).streams for p in self._passes(self.split.stage)]
+        return min(found, default=1)
+
+    def _emit_split(self, point: IterPoint, row: Value, split_id: Value, count: int) -> None:
+        """`count` splits from `split_id` on."""
         self.row, self.vpoints = {}, {}
         self.row_values(-1, point)
         for stage in range(self.split.stage):
@@ -75,18 +96,32 @@ class SplitRowEmitter(RowEmitter):
         self.f.if_(split_id.eq(0), lambda: self.row_stores(before, point))
         start = split_id * self.chunk
         for pass_ in self._passes(self.split.stage):
+            if count > 1:
+                self._emit_streams(pass_, point, start)
+                continue
             size = self.body.number(self.nest.spaces[pass_.space][0])
             lo = self.f.min(start, size)
             self.emit_pass(pass_, point, (lo, self.f.min(start + self.chunk, size)))
+
+    def _emit_streams(self, pass_: Pass, point: IterPoint, start: Value) -> None:
+        loops, slot = self._loops(pass_), self.slot
+        for number, carried in enumerate(loops.run_streams(point, start, self.chunk)):
+            self.slot = slot + number
+            states = joined_lanes(loops.outer, carried, loops.single())
+            for n, a, state in zip(pass_.reductions, loops.outer, states, strict=True):
+                self.finish_reduction(n, a, state)
+        self.slot = slot
 
     def _passes(self, stage: int) -> list[Pass]:
         return [p for p in self.stages.passes if p.stage == stage]
 
     def _accumulators(self, pass_: Pass) -> Iterator[tuple[int, Accumulator]]:
         """The accumulators, of the same types as in the pass itself."""
-        vector_body = VectorBody(self.body, self.stages, pass_, {}, spills=True)
-        loops = PassLoops(vector_body, self.lanes, self.masks, self.row)
-        yield from zip(pass_.reductions, loops.outer, strict=True)
+        yield from zip(pass_.reductions, self._loops(pass_).outer, strict=True)
+
+    def _loops(self, pass_: Pass) -> PassLoops:
+        vector_body = VectorBody(self.body, self.stages, pass_, self.buffers, spills=True)
+        return PassLoops(vector_body, self.lanes, self.masks, self.row)
 
     # -- states in memory -----------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Norms: `norm_backward`. Their forward is a loop nest (`kernels/loops`)."""

@@ -1,0 +1,65 @@
+"""The part of the table that is about backward ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cases import Arg, Case
+
+FLOATS = ("f32", "bf16", "f16")
+
+
+def below(high: int) -> Callable[..., Any]:
+    return lambda dims, rng: rng.integers(0, high, dims)
+
+
+def losses() -> Iterator[Case]:
+    labels, row = Arg(("n",), "i32", data=below(37)), Arg(("n",))
+    for t in (*FLOATS, "f64"):
+        x = Arg(("n", 37), t, -8, 8)
+        # an exponential, and a sum of 37 of them
+        yield Case(
+            "softmax_cross_entropy", t, {"x": x, "i": labels},
+            lambda g, x, i: g.softmax_cross_entropy(x, i, ignore_index=2), 8, "sum",
+        )  # fmt: skip
+        yield Case(
+            "softmax_cross_entropy_backward", t, {"x": x, "i": labels, "l": row, "d": row},
+            lambda g, *v: g.softmax_cross_entropy_backward(*v, ignore_index=2), 8, "sum",
+        )  # fmt: skip
+
+
+def norms() -> Iterator[Case]:
+    for t in (*FLOATS, "f64"):
+        # sums of 37 products for a row, of n products for gamma
+        x = Arg(("n", 37), t)
+        args = {"x": x, "g": Arg((37,), t), "dy": x}
+        for kind in ("rms_norm_backward", "layer_norm_backward"):
+            yield Case(
+                kind, t, args, lambda g, *v, kind=kind: g.apply(kind, *v, has_beta=True), 16, "sum"
+            )
+            yield Case(
+                kind, f"{t}-sum", args | {"s": x}, lambda g, *v, kind=kind: g.apply(kind, *v),
+                16, "sum",
+            )  # fmt: skip
+
+
+def gathers() -> Iterator[Case]:
+    for t in (*FLOATS, "i8", "c64"):
+        off = 0 if t == "i8" else 8
+        dy, ids = Arg((3, "n", 70), t), Arg(("n",), "i32", data=below(9))
+        yield Case(
+            "gather_backward", t, {"dy": dy, "i": ids},
+            lambda g, dy, i: g.gather_backward(dy, i, size=11, axis=1), off, "sum",
+        )  # fmt: skip
+    rows = {
+        "dy": Arg(("n", 2, 5)),
+        "i": Arg(("n", 2), "i64", data=lambda d, r: r.integers(-7, 7, d)),
+    }
+    yield Case(
+        "gather_backward", "f32-rows", rows,
+        lambda g, dy, i: g.gather_backward(dy, i, size="n + 7"), 8, "sum",
+    )  # fmt: skip
+
+
+BACKWARD = (losses, norms, gathers)
