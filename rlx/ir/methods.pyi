@@ -48,6 +48,11 @@ class OpMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Whether no element is zero; true of none [rlx.ir.ops.reduce.All]"""
+    def all_gather(
+        self, x: Tensor, axis_name: str, size: DimLike, axis: int = 0, **result: Unpack[Result]
+    ) -> Value:
+        """The x of all elements of the mapped axis, whose size is `size`, stacked on a new
+        axis [rlx.ir.ops.collectives.AllGather]"""
     def any(
         self,
         x: Tensor,
@@ -162,6 +167,9 @@ class OpMethods:
     ) -> Value:
         """The mean of each window; padding counts as zeros, or not at all
         [rlx.ir.ops.pool.AvgPool]"""
+    def axis_index(self, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The index of the element along the mapped axis, an i32
+        [rlx.ir.ops.collectives.AxisIndex]"""
     def bitwise_and(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a & b [rlx.ir.ops.binary.BitwiseAnd]"""
     def bitwise_not(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -762,6 +770,13 @@ class OpMethods:
     ) -> Any:
         """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
         broadcast [rlx.ir.ops.random.Philox]"""
+    def pmax(self, x: Tensor, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The greatest x over the mapped axis; NaN if there is one
+        [rlx.ir.ops.collectives.PMax]"""
+    def pmean(self, x: Tensor, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The mean of x over the mapped axis; integers give f32 [rlx.ir.ops.collectives.PMean]"""
+    def pmin(self, x: Tensor, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The least x over the mapped axis; NaN if there is one [rlx.ir.ops.collectives.PMin]"""
     def pow(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(
@@ -772,6 +787,9 @@ class OpMethods:
         **result: Unpack[Result],
     ) -> Value:
         """The product of the elements; 1 of none [rlx.ir.ops.reduce.Prod]"""
+    def psum(self, x: Tensor, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The sum of x over the mapped axis, the same for all its elements
+        [rlx.ir.ops.collectives.PSum]"""
     def qr(
         self, x: Tensor, complete: bool = False, tall: bool = True, **result: Unpack[Result]
     ) -> tuple[Value, Value]:
@@ -1376,6 +1394,11 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Whether no element is zero; true of none [rlx.ir.ops.reduce.All]"""
+    def all_gather(
+        self, axis_name: str, size: DimLike, axis: int = 0, **result: Unpack[Result]
+    ) -> Value:
+        """The x of all elements of the mapped axis, whose size is `size`, stacked on a new
+        axis [rlx.ir.ops.collectives.AllGather]"""
     def any(
         self,
         axis: int | Sequence[int] | None = None,
@@ -2094,6 +2117,13 @@ class ValueMethods:
     ) -> Any:
         """Four random u32 words for each counter (c0 … c3) under a key (k0, k1); operands
         broadcast [rlx.ir.ops.random.Philox]"""
+    def pmax(self, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The greatest x over the mapped axis; NaN if there is one
+        [rlx.ir.ops.collectives.PMax]"""
+    def pmean(self, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The mean of x over the mapped axis; integers give f32 [rlx.ir.ops.collectives.PMean]"""
+    def pmin(self, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The least x over the mapped axis; NaN if there is one [rlx.ir.ops.collectives.PMin]"""
     def pow(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a^b; integers wrap, and towards 0 for a negative b [rlx.ir.ops.binary.Pow]"""
     def prod(
@@ -2103,6 +2133,9 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """The product of the elements; 1 of none [rlx.ir.ops.reduce.Prod]"""
+    def psum(self, axis_name: str, **result: Unpack[Result]) -> Value:
+        """The sum of x over the mapped axis, the same for all its elements
+        [rlx.ir.ops.collectives.PSum]"""
     def qk_norm_rope(
         self,
         gamma: Tensor,

@@ -86,7 +86,7 @@ class _Mapped(TracedFunction):
 
     def run(self, out_axes: Axes, axis_name: str | None) -> Any:
         # late: most programs map nothing
-        from rlx.passes.batching import batch  # type: ignore[import-not-found]
+        from rlx.passes.batching import batch
 
         g = self.parent.graph
         axes = [*self.axes, *[None] * (len(self.operands) - len(self.axes))]

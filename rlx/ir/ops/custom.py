@@ -36,9 +36,10 @@ class CustomOp:
         reference: Callable[..., Any],
         kernel: object = None,
         gradient: Callable[..., Any] | None = None,
+        batching: Callable[..., Any] | None = None,
     ) -> None:
         self.name, self.infer, self.reference = name, infer, reference
-        self.kernel, self.gradient = kernel, gradient
+        self.kernel, self.gradient, self.batching = kernel, gradient, batching
         parameters = list(inspect.signature(infer).parameters.values())
         plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.least = sum(p.default is p.empty for p in plain)
@@ -79,6 +80,7 @@ def custom_op(
     reference: Callable[..., Any],
     kernel: object = None,
     gradient: Callable[..., Any] | None = None,
+    batching: Callable[..., Any] | None = None,
 ) -> CustomOp:
     """Register an op under `name` and give the callable that builds it.
 
@@ -86,6 +88,10 @@ def custom_op(
     **attributes)` the arrays. The keyword-only parameters of `infer` are the op's attributes.
     `gradient(g, inputs, outputs, grads, **attributes)` returns a value, or None, per input. A
     backend that knows `kernel` uses it; the others run the reference.
+
+    `batching(g, inputs, mapped, size, **attributes)` returns the results for a batch, which is
+    axis 0 of the inputs that are `mapped`, and of all results. Without it `vmap` calls the op for
+    one element after the other.
     """
     if not isinstance(name, str) or not name:
         raise OptionError("a custom op needs a name", got=repr(name))
@@ -94,7 +100,7 @@ def custom_op(
             "an op of that name exists", where="custom_op", got=name,
             hint="choose another name, for example with the name of your package before it",
         )  # fmt: skip
-    made = _DEFINED[name] = CustomOp(name, infer, reference, kernel, gradient)
+    made = _DEFINED[name] = CustomOp(name, infer, reference, kernel, gradient, batching)
     return made
 
 
