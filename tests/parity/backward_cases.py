@@ -62,4 +62,24 @@ def gathers() -> Iterator[Case]:
     )  # fmt: skip
 
 
-BACKWARD = (losses, norms, gathers)
+def attentions() -> Iterator[Case]:
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    for t in (*FLOATS, "f64"):
+        q, k, lse = Arg((2, 5, 32), t), Arg((2, "n", 16), t), "f64" if t == "f64" else "f32"
+        # sums of 8 products for a score, then of n exponentials and n products
+        yield Case(
+            "attention_with_lse", t, {"q": q, "k": k, "v": k},
+            lambda g, *x: g.apply("attention_with_lse", *x, **heads, softcap=3.0), 16, "sum",
+            sizes=(1, 5, 67),  # the maximum of a row needs a key
+        )  # fmt: skip
+        saved = {"o": q, "l": Arg((2, 4, 5), lse, 1, 4), "do": q}
+        for mask in ("none", "causal"):
+            yield Case(
+                "attention_backward", f"{t}-{mask}", {"q": q, "k": k, "v": k, **saved},
+                lambda g, *x, mask=mask: g.apply(
+                    "attention_backward", *x, **heads, mask_kind=mask
+                ), 32, "sum",
+            )  # fmt: skip
+
+
+BACKWARD = (losses, norms, gathers, attentions)
