@@ -81,6 +81,7 @@ class Trace:
         self.root.open_graphs.append(self.graph)
         self.captured: list[Array] = []
         self.operands: list[Value] = []  # values of the parent that the body uses
+        self.mapped_axis: tuple[str, Dim] | None = None  # of a `vmap` that names it, and its size
         self.prints: list[Any] = []  # what `debug.print` asked for: see `debug`
         self._values: dict[object, tuple[object, Value]] = {}  # keyed by identity, kept alive
         if parent is None:
