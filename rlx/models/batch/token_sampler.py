@@ -56,7 +56,7 @@ class TokenSampler:
         )
 
     def is_plain(self, request: Request) -> bool:
-        """Whether tokens of a request are drawn by the device, and nothing else of a run is read."""
+        """Whether the device draws the tokens of a request, and nothing else of a run is read."""
         asked = request.settings
         return request.penalties is None and not (asked.speculate or asked.logprobs) and (
             request.scores is None or not request.scores.is_due
