@@ -308,6 +308,10 @@ def backward_cases() -> Iterable[Case]:
         yield "layer_norm_backward", [x, gamma, dy, x], {"has_beta": True}
         dy = f(2, 4, 5, 3, dtype=dtype)
         yield "gather_backward", [dy, ints(6, 4, 5)], {"size": 6, "axis": 1}
+        x, dy = f(2, 4, 9, 8, dtype=dtype), f(2, 6, 5, 8, dtype=dtype)
+        more = {"kernel": (3, 3), "stride": (2, 1), "padding": (1,), "groups": 2}
+        yield "conv_weight_backward", [x, dy], more
+        yield "max_pool_backward", [x, f(2, 4, 4, 4, dtype=dtype)], {"kernel": (2,)}
 
 
 GROUPS: list[Callable[[], Iterable[Case]]] = [
