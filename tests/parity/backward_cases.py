@@ -82,4 +82,34 @@ def attentions() -> Iterator[Case]:
             )  # fmt: skip
 
 
-BACKWARD = (losses, norms, gathers, attentions)
+def convolutions() -> Iterator[Case]:
+    images, dy = ("n", 6, 9, 37), ("n", 10, 9, 37)
+    for t in (*FLOATS, "f64"):
+        # sums of n · 333 products
+        yield Case(
+            "conv_weight_backward", t, {"x": Arg(images, t), "dy": Arg(dy, t)},
+            lambda g, *v: g.conv_weight_backward(*v, kernel=(3, 3), padding=(1,)), 16, "sum",
+        )  # fmt: skip
+        pooled = {"x": Arg(images, t, special=True), "dy": Arg(("n", 6, 4, 18), t)}
+        yield Case(
+            "max_pool_backward", t, pooled, lambda g, *v: g.max_pool_backward(*v, kernel=(2,))
+        )
+    uneven = {"x": Arg(("n", 4, 11, 40)), "dy": Arg(("n", 6, 4, 19))}
+    yield Case(
+        "conv_weight_backward", "f32-uneven", uneven,
+        lambda g, *v: g.conv_weight_backward(
+            *v, kernel=(3, 2), stride=(2, 2), padding=(0, 1, 1, 0), dilation=(2, 3), groups=2
+        ), 16, "sum",
+    )  # fmt: skip
+    yield Case(
+        "conv_weight_backward", "f32-1d", {"x": Arg(("n", 3, 67)), "dy": Arg(("n", 5, 63))},
+        lambda g, *v: g.conv_weight_backward(*v, kernel=(5,)), 16, "sum",
+    )  # fmt: skip
+    shared = {"x": Arg(("n", 2, 7, 9), low=-1, high=1), "dy": Arg(("n", 2, 4, 5))}
+    yield Case(
+        "max_pool_backward", "f32-shared", shared,
+        lambda g, *v: g.max_pool_backward(*v, kernel=(3,), stride=(2,), padding=(1,)), 2, "sum",
+    )  # fmt: skip
+
+
+BACKWARD = (losses, norms, gathers, attentions, convolutions)

@@ -317,6 +317,10 @@ def backward_cases() -> Iterable[Case]:
         yield "attention_backward", [q, k, v, *saved], {**heads, "mask_kind": "causal"}
         bias = {"mask_kind": "bias", "wants_bias": True, "softcap": 2.0}
         yield "attention_backward", [q, k, v, *saved, f(4, 1, 5)], {**heads, **bias}
+        x, dy = f(2, 4, 9, 8, dtype=dtype), f(2, 6, 5, 8, dtype=dtype)
+        more = {"kernel": (3, 3), "stride": (2, 1), "padding": (1,), "groups": 2}
+        yield "conv_weight_backward", [x, dy], more
+        yield "max_pool_backward", [x, f(2, 4, 4, 4, dtype=dtype)], {"kernel": (2,)}
 
 
 GROUPS: list[Callable[[], Iterable[Case]]] = [
