@@ -127,7 +127,7 @@ from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
-from rlx.numpy.collectives import (
+from rlx.numpy.mapped_axis import (
     all_gather as all_gather,
     axis_index as axis_index,
     pmax as pmax,

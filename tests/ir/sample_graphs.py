@@ -256,7 +256,9 @@ def backward() -> Graph:
     q, k = g.reshape(x, [1, sym.BATCH, 6]), g.input("k", [1, "keys", 3])
     out, rows = g.apply("attention_with_lse", q, k, k, **heads)
     dq, *_ = g.apply("attention_backward", q, k, k, out, rows, g.reshape(dx, q.shape.dims), **heads)
-    return g.set_outputs(dq, g.gather_backward(dx, labels, size=9))
+    image, dy = g.input("image", ["images", 4, 9, 8]), g.input("dy", ["images", 6, 9, 8])
+    dw = g.conv_weight_backward(image, dy, kernel=(3, 3), padding=(1,))
+    return g.set_outputs(dq, g.gather_backward(dx, labels, size=9), dw)
 
 
 def lowered() -> Graph:
