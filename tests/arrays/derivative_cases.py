@@ -199,7 +199,9 @@ def _linalg() -> Iterator[Case]:
         "svd": "np.abs(np.linalg.svd(a)[0]) * np.linalg.svd(a)[1][:, None, :]",
     }.items():  # fmt: skip
         yield _case(name, expression, a=square())
-    yield _case("solve", "np.linalg.solve(a, b)", a=square(), b=lambda rng, n: rng.normal(size=(n, 2)))
+    yield _case(
+        "solve", "np.linalg.solve(a, b)", a=square(), b=lambda rng, n: rng.normal(size=(n, 2))
+    )
     yield _case("pinv of tall", "np.linalg.pinv(a)", a="5 3")
     yield _case("eigvals", "np.linalg.eigvals(a)[..., :1] * 0 + np.sum(np.linalg.eigvals(a) ** 3)",
                 a=square(3.0), is_smooth=False)  # fmt: skip

@@ -118,7 +118,7 @@ def jvp_is_linear(f: Function, x: Any, s: Any, t: Any) -> None:
 
 
 def vjp_is_the_transpose_of_jvp(f: Function, x: Any, s: Any, t: Any) -> None:
-    y, pullback = rlx.vjp(f, x)
+    _, pullback = rlx.vjp(f, x)
     moved = rlx.jvp(f, (x,), (t,))[1]
     close(np.sum(np.asarray(pullback(s)[0]) * t), np.sum(s * np.asarray(moved)))
 

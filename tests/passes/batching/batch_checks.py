@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +105,8 @@ def check(case: Case, n: int, way: Mapped, run: Any = evaluate) -> None:
     data = data_of(case, n, way)
     sizes = {"n": n} if "n" in body.symbols() else {}
     if not way.size:
-        return _check_empty(body, data, way, sizes, run)
+        _check_empty(body, data, way, sizes, run)
+        return
     expected = one_by_one(body, data, way, sizes or None)
     graph, flags = batched_graph(body, way)
     if way.is_symbolic:
