@@ -185,8 +185,9 @@ def net(g: Graph, x: Any, w: Any) -> Any:
 
 @pytest.mark.parametrize("policy", ["nothing", "matmuls"])
 def test_checkpoint(policy: str) -> None:
+    twice = body(net, "[4, 3] f64", "[3, 3] f64")
     both(graph_of(
-        lambda g, x, w: g.checkpoint(x, w, body=body(net, "[4, 3] f64", "[3, 3] f64"), policy=policy),
+        lambda g, x, w: g.checkpoint(x, w, body=twice, policy=policy),
         x="[4, 3] f64", w="[3, 3] f64",
     ))  # fmt: skip
 

@@ -193,7 +193,7 @@ def test_every_op_has_a_rule() -> None:
 def test_an_op_without_a_rule_is_named() -> None:
     g = Graph("packing")
     x = g.input("x", [4, 256], "f32")
-    _, scale = g.quantize_weight(x, scheme=QuantScheme("int8"))
+    _, scale = g.quantize_weight(x, scheme=QuantScheme.int8())
     g.set_outputs(g.sum(scale))
     with pytest.raises(UnsupportedError, match=r"\[quantize_weight\] a packed weight has no"):
         vjp_graph(g, ["x"])
