@@ -104,7 +104,7 @@ def test_a_carry_that_becomes_mapped() -> None:
             a, b = carry
             return (x, a), b
 
-        return rlx.scan(step, (rnp.zeros(3, dtype="f8"), rnp.ones(3, dtype="f8")), length=4)[1]
+        return rlx.scan(step, (rnp.zeros(3, dtype="f8"), rnp.ones(3, dtype="f8")), None, length=4)[1]
 
     check_with_gradient(f, X)
 
@@ -247,7 +247,7 @@ def test_collectives_inside_of_loops_and_branches() -> None:
             h = h + rlx.psum(h * x, "i") * 0.1
             return h, rlx.axis_index("i")
 
-        h, at = rlx.scan(step, x, length=3)
+        h, at = rlx.scan(step, x, None, length=3)
         return rlx.cond(at[0] > 1, lambda: h, lambda: rlx.pmean(h, "i"))
 
     h = X.copy()
@@ -256,7 +256,7 @@ def test_collectives_inside_of_loops_and_branches() -> None:
     expected = np.where(np.arange(4)[:, None] > 1, h, h.mean(0))
     same(rlx.vmap(f, axis_name="i")(X), expected)
     same(rlx.vmap(rlx.checkpoint(f), axis_name="i")(X), expected)
-    alone = rlx.vmap(lambda _: rlx.scan(lambda n, _: (n + rlx.axis_index("i"), n), 0, length=2)[0],
+    alone = rlx.vmap(lambda _: rlx.scan(lambda n, _: (n + rlx.axis_index("i"), n), 0, None, length=2)[0],
                      axis_name="i")  # fmt: skip
     assert np.array_equal(np.asarray(alone(X)), 2 * np.arange(4))  # mapped by its index alone
 

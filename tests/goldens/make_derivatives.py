@@ -28,7 +28,8 @@ KEPT: dict[str, np.ndarray] = {}
 NN_GOLDENS = np.load(Path(__file__).with_name("nn.npz"))
 
 
-FIXED = {"batch norm": "bc"}  # running statistics, by which torch does not differentiate
+FIXED = {"batch norm": "bc", "smoothed": "c", "weighted none": "c", "bce logits": "cd"}
+"""Inputs by which torch does not differentiate: running statistics, weights."""
 
 
 def keep(name: str, x: Any) -> None:
@@ -112,7 +113,8 @@ def of_layer(case: Any) -> None:
     state = layer.state_dict()
     for k in state:
         state[k] = torch.from_numpy(NN_GOLDENS[f"layer {case.name}/state/{k}"].copy())
-    layer.load_state_dict(state)
+    inner = getattr(layer, "layer", layer)  # without the wrappers of make_nn.py
+    inner.load_state_dict(state)
     for mode in ("eval", "train") if "BatchNorm" in case.expression else ("eval",):
         layer.double().train(mode == "train")
         arrays = case.arrays()
@@ -120,7 +122,7 @@ def of_layer(case: Any) -> None:
         y = layer(*tensors.values())
         y = y[0] if isinstance(y, tuple) else y
         ct = directions(case, 0, {"y": y.detach().numpy()}, "ct")["y"]
-        params = dict(layer.named_parameters())
+        params = dict(inner.named_parameters())
         wanted = {**{k: v for k, v in tensors.items() if v.requires_grad}, **params}
         found = torch.autograd.grad(y, list(wanted.values()), torch.tensor(ct), allow_unused=True)
         for (k, x), ours in zip(wanted.items(), found, strict=True):
