@@ -6,9 +6,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from rlx.errors import InputError, OptionError
+from rlx.errors import InputError, OptionError, ShapeError
 from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
@@ -17,9 +17,17 @@ from rlx.ir.ops.derivatives import inline
 from rlx.numpy.array import Tracer
 from rlx.numpy.creation import zeros
 from rlx.numpy.trace import Trace, recording_trace
-from rlx.numpy.traced_body import TracedBody, structure_text
+from rlx.numpy.traced_body import TracedBody, require_functions, structure_text
 from rlx.numpy.traced_function import TracedFunction
-from rlx.numpy.tree import flatten, tree_map, unflatten
+from rlx.numpy.tree import (
+    LEAF,
+    Structure,
+    children_of,
+    flatten,
+    is_tree,
+    tree_map,
+    unflatten,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,22 +48,30 @@ def stop_gradient(x: T) -> T:
     return tree_map(stopped, x)  # type: ignore[no-any-return]
 
 
-def checkpoint(function: Callable[P, R], policy: str = "nothing") -> Callable[P, R]:
+@overload
+def checkpoint(function: Callable[P, R], policy: str = "nothing") -> Callable[P, R]: ...
+@overload
+def checkpoint(*, policy: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def checkpoint(function: Any = None, policy: str = "nothing") -> Any:
     """The same function, whose values are not kept for the backward part but computed again there:
-    less memory for more work. `policy` "matmuls" keeps the results of matmuls."""
+    less memory for more work. `policy` "matmuls" keeps the results of matmuls, convolutions and
+    attention. Also a decorator: `@rlx.checkpoint(policy="matmuls")`."""
     if policy not in _POLICIES:
         raise OptionError(
             "unknown policy", where="checkpoint", got=repr(policy), expected=", ".join(_POLICIES)
         )
+    if function is None:
+        return functools.partial(checkpoint, policy=policy)
+    require_functions("checkpoint", function)
 
     @functools.wraps(function)
-    def wrapped(*args: P.args, **named: P.kwargs) -> R:
+    def wrapped(*args: Any, **named: Any) -> Any:
         if recording_trace() is None:
             return function(*args, **named)
-        traced = TracedFunction("checkpoint", function, args, dict(named), _arrays_at(args))
+        traced = TracedFunction("checkpoint", function, args, named, _arrays_at(args))
         op = lookup("checkpoint")(body=Body(traced.graph), policy=policy)
         made = traced.parent.graph.append_node(op, traced.operands).outputs
-        return traced.tree(traced.results(made))  # type: ignore[no-any-return]
+        return traced.tree(traced.results(made))
 
     return wrapped
 
@@ -184,10 +200,7 @@ class custom_vjp(_Custom[P, R]):
         with back.trace.reopened() as graph:
             for ct, argument in zip(found, arguments, strict=True):
                 values, structure = flatten(argument)
-                cts: list[Value | None] = [None] * len(values)
-                if ct is not None:
-                    cts, mine = flatten(ct)
-                    _require_tree("a cotangent", mine, structure)
+                cts = _spread_none(ct, structure)
                 pairs = zip(cts, values, strict=True)
                 made += [_fitting(graph, c, v) for c, v in pairs if _moves(v)]
             captured = operands.values[len(primal.values) :]
@@ -294,11 +307,32 @@ class _Operands:
         return Body(made.set_outputs(inline(made, self.trace.current_graph(graph), own)))
 
 
+def _spread_none(tree: Any, structure: Structure) -> list[Any]:
+    """The leaves of cotangents; None stands for zeros in place of any part of the tree."""
+    if structure is LEAF or tree is None:
+        if tree is not None and is_tree(tree):
+            raise _another_tree("a cotangent", flatten(tree)[1], structure)
+        return [tree] * _count_leaves(structure)
+    parts, (kind, keys, inner) = children_of(tree), structure
+    if parts is None or type(tree) is not kind or parts[0] != keys or len(parts[1]) != len(inner):
+        raise _another_tree("a cotangent", flatten(tree)[1], structure)
+    pairs = zip(parts[1], inner, strict=True)
+    return [leaf for part, each in pairs for leaf in _spread_none(part, each)]
+
+
+def _count_leaves(structure: Structure) -> int:
+    return 1 if structure is LEAF else sum(map(_count_leaves, structure[2]))
+
+
+def _another_tree(what: str, found: Any, expected: Any) -> InputError:
+    return InputError(
+        f"{what} has another tree", got=structure_text(found), expected=structure_text(expected)
+    )
+
+
 def _require_tree(what: str, found: Any, expected: Any) -> None:
     if found != expected:
-        raise InputError(
-            f"{what} has another tree", got=structure_text(found), expected=structure_text(expected)
-        )
+        raise _another_tree(what, found, expected)
 
 
 def _moves(value: Value) -> bool:
@@ -309,6 +343,14 @@ def _fitting(graph: Graph, ct: Value | None, value: Value) -> Value:
     """A cotangent or tangent in the type and the shape of its value; None is zero."""
     if ct is None:
         ct = graph.constant(0, value.shape.dtype)
-    if ct.shape.dtype is not value.shape.dtype:
-        ct = graph.cast(ct, value.shape.dtype)
-    return ct if ct.shape.same_dims(value.shape) else graph.expand(ct, shape=value.shape.dims)
+    found, expected = ct.shape, value.shape
+    if found.dtype is not expected.dtype:
+        ct = graph.cast(ct, expected.dtype)
+    if found.same_dims(expected):
+        return ct
+    try:
+        return graph.expand(ct, shape=expected.dims)
+    except ShapeError as error:
+        raise ShapeError(
+            "a cotangent or tangent of another shape", where="a rule", got=found, expected=expected
+        ) from error

@@ -39,8 +39,7 @@ def vmap(
         axes = _per_argument(in_axes, len(args))
         numbers = [_spread(axes[i], x, f"argument {i}") for i, x in enumerate(args)]
         numbers += [_spread(0, x, name) for name, x in named.items()]
-        flat = [n for part in numbers for n in part]
-        call = _Mapped(function, args, named, flat, axis_size, axis_name)
+        call = _Mapped(function, args, named, numbers, axis_size, axis_name)
         return call.run(out_axes)
 
     @functools.wraps(function)
@@ -56,18 +55,21 @@ class _Mapped(TracedFunction):
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], named: dict[str, Any],
-        axes: list[int | None], size: int | None, name: str | None,
+        axes: Sequence[Sequence[int | None]], size: int | None, name: str | None,
     ) -> None:  # fmt: skip
         # arguments given by name follow the positional ones
         self.names_of, self.positional = list(named), len(args)
-        self.axes, self.given_size, self.axis_name = axes, size, name
+        self.given_size, self.axis_name = size, name
+        # what is the same for all examples is passed as it is: it may be a number or a text
+        of = [i for i, part in enumerate(axes) if any(axis is not None for axis in part)]
+        self.axes = [axis for i in of for axis in axes[i]]
 
         def call(*everything: Any) -> Any:
             rest = dict(zip(self.names_of, everything[self.positional :], strict=True))
             return function(*everything[: self.positional], **rest)
 
         everything = [*args, *named.values()]
-        super().__init__("vmap", call, everything, {}, range(len(everything)))
+        super().__init__("vmap", call, everything, {}, of)
 
     def given_values(self, values: Sequence[Value]) -> Sequence[Value]:
         """Examples: without the mapped axis, which comes first in `values` from here on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
@@ -43,7 +44,10 @@ def push_forward(
             found[node.output] = next(given)
             continue
         with g.origin(node.origin.touched("jvp")):
-            made = _apply(g, node, [found[v] for v in node.inputs])
+            try:
+                made = _apply(g, node, [found[v] for v in node.inputs])
+            except UnsupportedError as error:
+                raise error.located(node.op.name, str(node.origin)) from None
         found.update(zip(node.outputs, made, strict=True))
     outputs = [found[v] for v in graph.outputs]
     return [d.value for d in outputs], [d.tangent for d in outputs]

@@ -1,6 +1,7 @@
 """Whole graphs: the gradient, the vjp and the jvp of a graph as a graph.
 
-Sources (inputs, params) keep their names. `d_NAME` is the cotangent or the tangent of NAME.
+Sources (inputs, params) keep their names. `d_NAME` is the cotangent or the tangent of NAME, and
+`d_d_NAME` where a derivative has that name already.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ def gradient_graph(graph: Graph, wrt: Sequence[str] = (), of: str | None = None)
     names = _chosen(graph, wrt)
     at = _output(graph, of)
     scalar = graph.outputs[at].shape
+    if not scalar.dtype.is_float:
+        raise DTypeError(
+            "the gradient of a number that is not real", where=graph.name,
+            got=f"{graph.output_names[at]} {scalar}", expected="a float",
+            hint="of=NAME differentiates another output",
+        )  # fmt: skip
     if scalar.rank:
         raise ShapeError(
             "the gradient of an array", where=graph.name, got=f"{graph.output_names[at]} {scalar}",
@@ -44,8 +51,9 @@ def vjp_graph(graph: Graph, wrt: Sequence[str] = ()) -> Graph:
     names = _chosen(graph, wrt)
     made, given = _sources(graph, sources)
     outputs, pullback = linearize(made, body, given, [n.name in names for n in sources])
+    taken = {n.name for n in sources}
     cts = [
-        made.input(f"d_{name}", v.shape) if is_differentiable(v.shape.dtype) else None
+        made.input(_free(f"d_{name}", taken), v.shape) if is_differentiable(v.shape.dtype) else None
         for name, v in zip(graph.output_names, outputs, strict=True)
     ]
     return _finished(made, graph, outputs, sources, names, pullback(cts))
@@ -57,16 +65,27 @@ def jvp_graph(graph: Graph, wrt: Sequence[str] = ()) -> Graph:
     body, sources = _as_body(graph)
     names = _chosen(graph, wrt)
     made, given = _sources(graph, sources)
+    taken = {n.name for n in sources}
     tangents = [
-        made.input(f"d_{n.name}", n.output.shape) if n.name in names else None for n in sources
+        made.input(_free(f"d_{n.name}", taken), n.output.shape) if n.name in names else None
+        for n in sources
     ]
     outputs, moved = push_forward(made, body, given, tangents)
-    extra, found = [], []
+    extra, found = list[str](), list[Value]()
+    taken = set(graph.output_names)
     for name, v, t in zip(graph.output_names, outputs, moved, strict=True):
         if is_differentiable(v.shape.dtype):
-            extra.append(f"d_{name}")
+            extra.append(_free(f"d_{name}", taken))
             found.append(zeros(made, v.shape) if t is None else t)
     return dce(made.set_outputs([*outputs, *found], names=[*graph.output_names, *extra]))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """`name`, with more of `d_` in front until it is not taken: derivatives of derivatives."""
+    while name in taken:
+        name = f"d_{name}"
+    taken.add(name)
+    return name
 
 
 def _as_body(graph: Graph) -> tuple[Graph, list[Node]]:
@@ -108,6 +127,12 @@ def _chosen(graph: Graph, wrt: Sequence[str]) -> tuple[str, ...]:
             ]  # fmt: skip
             if wrt:
                 break
+        else:
+            raise DTypeError(
+                "no derivative by integers", where=graph.name,
+                got=", ".join(f"{n.name} {n.output.shape}" for n in named.values()) or "no sources",
+                expected="a param or an input of floats",
+            )  # fmt: skip
     for name in wrt:
         if name not in named:
             raise InputError(
@@ -139,5 +164,6 @@ def _finished(
     for name in names:
         ct = by_name[name]
         found.append(zeros(made, made.find(name).shape) if ct is None else ct)
-    names_out = [*graph.output_names, *(f"d_{name}" for name in names)]
+    taken = set(graph.output_names)
+    names_out = [*graph.output_names, *(_free(f"d_{name}", taken) for name in names)]
     return dce(made.set_outputs([*outputs, *found], names=names_out))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlx.errors import VerifyError
+from rlx.errors import UnsupportedError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Origin, Value
 from rlx.ir.op import Op
@@ -95,7 +95,10 @@ class _Tape:
             made = g.append_node(op, [v.value for v in inputs], node.name if op.is_source else "")
             return [Variable(v, False) for v in made.outputs]
         load_rules()
-        found = self._by_rule(node, inputs) or self._by_decomposition(op, inputs)
+        try:
+            found = self._by_rule(node, inputs) or self._by_decomposition(op, inputs)
+        except UnsupportedError as error:
+            raise error.located(op.name, str(node.origin)) from None
         if found is None:
             raise no_derivative(op, node.origin)
         return found

@@ -99,7 +99,7 @@ def no_derivative(op: Op, origin: Origin, why: str = "", hint: str = "") -> Unsu
     usual = "stop_gradient keeps it out; custom_vjp gives a function a rule of its own"
     known = NOT_DIFFERENTIABLE.get(op.name, ("no derivative rule", usual))
     return UnsupportedError(
-        why or known[0], where=op.name, got=str(op), origin=origin,
+        why or known[0], where=op.name, got=str(op), origin=str(origin) or None,
         expected="ops with a derivative between the arguments and the result",
         hint=hint or known[1],
     )  # fmt: skip

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "parity"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from batch_checks import Mapped, check, operands_of, ways
 from cases import Case, cases
 

@@ -22,8 +22,20 @@ from derivative_checks import check, check_second, pulled_back, tangents_of
 from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
+from rlx.ir.op import REGISTRY
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.passes.grad import jvp_graph, vjp_graph
-from rlx.passes.grad.rules import adjoint, is_differentiable
+from rlx.passes.grad.rules import (
+    JVP,
+    LINEAR,
+    LINEARIZE,
+    MULTILINEAR,
+    NOT_DIFFERENTIABLE,
+    VJP,
+    adjoint,
+    is_differentiable,
+    load_rules,
+)
 
 WIDE = {"f32": "f64", "c64": "c128"}
 WITHIN = {  # domains where the table's data leaves them
@@ -37,7 +49,12 @@ NOT_DETERMINED = [
     "svd-c64-4-7",
 ]  # fmt: skip
 NARROW = ("cast-f32-to-f16", "cast-f32-to-bf16", "cast-f32-to-f8e4m3", "cast-f32-to-c64")
-BODIES = ("cond", "scan", "while_loop")  # of f32: test_derivatives_of_loops.py
+ELSEWHERE = {
+    "cond": "its bodies are f32", "scan": "its body is f32", "while_loop": "its body is f32",
+    "fake_quantize": "its derivative is not that of its steps",
+}  # fmt: skip
+"""Ops whose cases differences cannot check, and why: the first three have f64 cases in
+test_derivatives_of_loops.py, the last has a test below."""
 
 
 def apart(dims: tuple[int, ...], rng: np.random.Generator) -> Any:
@@ -93,7 +110,7 @@ def has_derivative(case: Case) -> bool:
 
 COMPARED = [
     id for id, case in table().items()
-    if id not in {*NOT_DETERMINED, *NARROW} and case.op not in BODIES and has_derivative(case)
+    if id not in {*NOT_DETERMINED, *NARROW} and case.op not in ELSEWHERE and has_derivative(case)
 ]  # fmt: skip
 
 
@@ -124,3 +141,59 @@ def test_cast_to_a_narrow_type(id: str) -> None:
     assert np.array_equal(tangent, evaluate(graph, data)[0])
     ct = np.ones_like(tangent)
     assert np.array_equal(pulled_back(graph, data, wrt, {"output_0": ct})[x], ct.real)
+
+
+def test_fake_quantize_is_straight_through() -> None:
+    """ct inside of the range, and 0 outside; for the scale q − x / scale inside, and q outside."""
+    g = Graph("learned step")
+    x, scale = g.input("x", [6], "f64"), g.input("scale", [], "f64")
+    g.set_outputs(g.fake_quantize(x, scale, dtype="i8"))
+    data = {"x": np.array([-70.0, -63.2, 0.2, 0.4, 63.6, 90.0]), "scale": np.array(0.5)}
+    ct = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    found = pulled_back(g, data, ["x", "scale"], {"output_0": ct})
+    assert np.array_equal(found["x"], [0, 2, 3, 4, 5, 0])
+    q = np.array([-128, -126, 0, 1, 127, 127])
+    inside = np.array([0, 1, 1, 1, 1, 0])
+    assert np.allclose(found["scale"], np.sum(ct * (q - inside * data["x"] / 0.5)))
+
+
+NO_RULE = {
+    "quantize_blocks": "its results are bytes", "quantize_weight": "a packed weight",
+    "state_update": "writes a state", "sample": "its results are integers",
+}  # fmt: skip
+"""Ops with float operands and no derivative, and why."""
+REFUSED_BY_REASON = {"quantize_weight", "state_update"}
+
+
+def has_float_result(name: str) -> bool:
+    """Whether a result of an op without a rule may be a float."""
+    cls = REGISTRY[name]
+    found = [c for c in cases() if c.op == name]
+    if not found:
+        return not cls.is_source
+    return any(has_derivative(case) for case in found)
+
+
+def test_every_op_has_a_rule() -> None:
+    """A new op needs a derivative, a rule or a decomposition; or its reason stands above, or no
+    result of its cases is a float."""
+    load_rules()
+    without = {
+        name for name, cls in REGISTRY.items()
+        if name not in VJP and name not in JVP and name not in LINEARIZE
+        and not (cls.has_zero_derivative or cls.has_decomposition())
+        and not (cls.is_block or cls.is_source) and cls.__module__.startswith("rlx.")
+    }  # fmt: skip
+    assert {name for name in without if has_float_result(name)} <= set(NO_RULE)
+    assert set(NO_RULE) <= without, "an op that has a rule now"
+    assert set(NOT_DIFFERENTIABLE) == REFUSED_BY_REASON
+    assert {*VJP, *JVP, *LINEARIZE, *LINEAR, *MULTILINEAR} - {"custom"} <= set(REGISTRY)
+
+
+def test_an_op_without_a_rule_is_named() -> None:
+    g = Graph("packing")
+    x = g.input("x", [4, 256], "f32")
+    _, scale = g.quantize_weight(x, scheme=QuantScheme.int8())
+    g.set_outputs(g.sum(scale))
+    with pytest.raises(UnsupportedError, match=r"\[quantize_weight\] a packed weight has no"):
+        vjp_graph(g, ["x"])

@@ -1,0 +1,127 @@
+"""Gradients and second derivatives against those of JAX and PyTorch, over drawn shapes.
+
+In f64 on the reference device. The goldens have 32 bits, of which one rounding of 6e-8 is off, and
+sums of some dozens of terms; second derivatives cancel more.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "nn"))
+import nn_cases
+from derivative_cases import ARRAYS, EDGES, Case, directions
+
+import rlx
+import rlx.numpy as rnp
+from rlx import nn
+from rlx.nn import functional as F
+
+_GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
+GOLDENS = np.load(_GOLDENS / "derivatives.npz")
+WEIGHTS = np.load(_GOLDENS / "nn.npz")
+KNOWN = set(GOLDENS.files)
+Arrays = dict[str, Any]
+CLOSE = 1e-6
+
+
+def close(found: Any, name: str) -> None:
+    found, expected = np.asarray(found), GOLDENS[name]
+    assert found.shape == expected.shape
+    fine = np.isfinite(expected)
+    assert np.array_equal(np.isfinite(found), fine), f"{name}: {found} {expected}"
+    assert np.array_equal(found[~fine], expected[~fine].astype(found.dtype), equal_nan=True), name
+    size = 1 + np.max(np.abs(expected[fine]), initial=0.0)
+    off = np.max(np.abs(found[fine] - expected[fine]), initial=0.0)
+    assert off <= CLOSE * size, f"{name}: off by {off}\n{found}\n{expected}"
+
+
+def wide(arrays: Arrays) -> Arrays:
+    return {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in arrays.items()}
+
+
+def compare(name: str, expression: str, case: Any, arrays: Arrays, draw: int = 0) -> None:
+    moving = {k: rnp.asarray(v) for k, v in arrays.items() if v.dtype.kind in "fc"}
+    fixed = {k: rnp.asarray(v) for k, v in arrays.items() if k not in moving}
+
+    def f(moving: Arrays) -> Any:
+        return eval(expression, {"np": rnp, "F": F, **fixed, **moving})
+
+    y, pullback = rlx.vjp(f, moving)
+    ct = directions(case, draw, {"y": np.asarray(y)}, "ct")["y"]
+    vs = directions(case, draw, arrays, "v")
+    firsts = [n for n in (f"{name}/{draw}/d{k}" for k in moving) if n in KNOWN]
+    assert firsts
+    for found, k in zip(pullback(ct)[0].values(), moving, strict=True):
+        if f"{name}/{draw}/d{k}" in KNOWN:
+            close(found, f"{name}/{draw}/d{k}")
+    if not any(f"{name}/{draw}/dd{k}" in KNOWN for k in moving):
+        return
+
+    def along(moving: Arrays) -> Any:
+        (cts,) = rlx.vjp(f, moving)[1](ct)
+        return sum(rnp.sum(rnp.real(cts[k] * vs[k])) for k in vs if f"{name}/{draw}/d{k}" in KNOWN)
+
+    for k, found in rlx.grad(along)(moving).items():
+        if f"{name}/{draw}/dd{k}" in KNOWN:
+            close(found, f"{name}/{draw}/dd{k}")
+
+
+@pytest.mark.parametrize("case", [*ARRAYS, *EDGES], ids=lambda c: c.name)
+def test_functions(case: Case) -> None:
+    with rlx.default_device("reference"):
+        for draw in case.draws():
+            compare(case.name, case.expression, case, wide(case.arrays(draw)), draw)
+
+
+DIFFERENTIABLE = [c for c in nn_cases.FUNCTIONS if any(n.startswith(f"F {c.name}/") for n in KNOWN)]
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda c: c.name)
+def test_functions_of_networks(case: nn_cases.Case) -> None:
+    with rlx.default_device("reference"):
+        compare(f"F {case.name}", case.expression, case, wide(case.arrays()))
+
+
+@pytest.mark.parametrize("case", nn_cases.LAYERS, ids=lambda c: c.name)
+def test_layers(case: nn_cases.Case) -> None:
+    prefix = f"layer {case.name}/state/"
+    state = {n.removeprefix(prefix): WEIGHTS[n] for n in WEIGHTS.files if n.startswith(prefix)}
+    layer = eval(case.expression, {"nn": nn}).load_state_dict(state)
+    arrays = wide(case.arrays())
+    moving = {k: v for k, v in arrays.items() if v.dtype.kind == "f"}
+    for mode in ("eval", "train") if "BatchNorm" in case.expression else ("eval",):
+        layer.train(mode == "train")
+        params = {k: rnp.asarray(v, dtype="f8") for k, v in layer.named_parameters().items()}
+
+        def f(params: Arrays, moving: Arrays) -> Any:
+            found = nn.functional_call(layer, params, *{**arrays, **moving}.values())
+            return found[0] if isinstance(found, tuple) else found
+
+        with rlx.default_device("reference"):
+            y, pullback = rlx.vjp(f, params, moving)
+            by_param, by_input = pullback(directions(case, 0, {"y": np.asarray(y)}, "ct")["y"])
+        for k, found in by_input.items():
+            close(found, f"layer {case.name}/{mode}/d{k}")
+        for k, found in by_param.items():
+            v = directions(case, 0, {k: np.asarray(found)}, f"param {k}")[k]
+            close(np.sum(np.asarray(found) * v), f"layer {case.name}/{mode}/{k}")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda c: c.name)
+def test_functions_of_networks_on_the_cpu(case: nn_cases.Case) -> None:
+    """Compiled, in f64: the kernels of backward graphs."""
+    compare(f"F {case.name}", case.expression, case, wide(case.arrays()))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", [*ARRAYS, *EDGES], ids=lambda c: c.name)
+def test_functions_on_the_cpu(case: Case) -> None:
+    compare(case.name, case.expression, case, wide(case.arrays(0)), 0)
