@@ -146,14 +146,14 @@ def _without_quotients(
 ) -> tuple[Fraction, Fraction]:
     """Adds `dim` times `factor` to terms, with a / d for a // d. Returns the range of what that
     is off by: a // d is a / d less at most (d − 1) / d."""
-    low = high = Fraction(0)
+    low = high = zero = Fraction(0)
     for monomial, count in dim.terms:
         each = count * factor
         if len(monomial) == 1 and isinstance(monomial[0], FloorDiv):
             quotient = monomial[0]
             lower, upper = _without_quotients(quotient.numerator, each / quotient.divisor, terms)
             off = each * Fraction(quotient.divisor - 1, quotient.divisor)
-            low, high = low + lower - max(off, 0), high + upper - min(off, 0)
+            low, high = low + lower - max(off, zero), high + upper - min(off, zero)
         else:
             terms[monomial] = terms.get(monomial, Fraction(0)) + each
     return low, high
