@@ -954,6 +954,17 @@ class OpMethods:
     ) -> Value:
         """x with the slices of `updates` added at `indices` [n]; equal indices add up
         [rlx.ir.ops.index.ScatterAdd]"""
+    def scatter_reduce(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        axis: int = 0,
+        how: str = "mul",
+        **result: Unpack[Result],
+    ) -> Value:
+        """x with its slices at `indices` [n] multiplied by those of `updates`, or the extremum
+        of both [rlx.ir.ops.index.ScatterReduce]"""
     def searchsorted(
         self, table: Tensor, x: Tensor, side: str = "left", **result: Unpack[Result]
     ) -> Value:
@@ -2336,6 +2347,16 @@ class ValueMethods:
     ) -> Value:
         """x with the slices of `updates` added at `indices` [n]; equal indices add up
         [rlx.ir.ops.index.ScatterAdd]"""
+    def scatter_reduce(
+        self,
+        indices: Tensor,
+        updates: Tensor,
+        axis: int = 0,
+        how: str = "mul",
+        **result: Unpack[Result],
+    ) -> Value:
+        """x with its slices at `indices` [n] multiplied by those of `updates`, or the extremum
+        of both [rlx.ir.ops.index.ScatterReduce]"""
     def searchsorted(self, x: Tensor, side: str = "left", **result: Unpack[Result]) -> Value:
         """Where each element of x would be inserted to keep the ascending `table` [n] sorted,
         in i64: on the left, before equal ones, or on the right, after them

@@ -45,7 +45,7 @@ class Form(NamedTuple):
     fixed: bool  # whether the innermost axis is a constant of the code
     shape: tuple[int, ...]  # of a result, in the order of memory
     axes: tuple[int, ...] | None = None  # the order of a result's axes, if that is another
-    reduced: tuple[int, ...] = ()  # the axes of the graph that are reduced
+    reduced: tuple[int, ...] = ()  # the axes of the graph that are reduced, or worked along
 
     def bounds(self) -> tuple[int, ...]:
         """For each axis of the graph, the bound of its dynamic size; 0 where the size is static.
@@ -256,3 +256,18 @@ def _large_reduction(
     dims, back = _result_order(shape, left)
     fixed = len(sizes) > 1 and sizes[-1] < _FIXED_INNER
     return Form((Operand(sizes),), (view,), sizes, fixed, dims, back, reduced)
+
+
+# -- along one axis -------------------------------------------------------------------------------
+
+
+def along(d: Data, axis: int, more: int) -> Form:
+    """The form of an array with elements whose order matters along `axis`, where the result has
+    `more` elements. What lies before that axis is one axis, and what lies behind it another."""
+    before, behind = prod(d.shape[:axis]), prod(d.shape[axis + 1 :])
+    outer = (before,) if before > 1 else ()
+    sizes = (*outer, d.shape[axis], *((behind,) if behind > 1 else ()))
+    shape = (*d.shape[:axis], d.shape[axis] + more, *d.shape[axis + 1 :])
+    view = _view(d, range(d.ndim), sizes)
+    fixed = d.size > SMALL and len(sizes) > 1 and sizes[-1] < _FIXED_INNER
+    return Form((Operand(sizes),), (view,), sizes, fixed, shape, reduced=(len(outer),))

@@ -235,6 +235,25 @@ def apply_reduction(
     return found([d])[0]
 
 
+def apply_along(build: Build, x: Array, axis: int, *options: Any, more: int = 0) -> Array:
+    """The result of `build(g, x, axis, *options)`, whose elements depend on those along an axis;
+    that axis of the result has `more` elements."""
+    if isinstance(x, Tracer):
+        return _traced(x, build, [x], (axis, *options))[0]
+    d = x.data
+    exact = (build, axis, options, current_device(), d.shape, d.strides, d.dtype)
+    found = _calls.get(exact)
+    if found is None:
+        if d.size:
+            form = canonical.along(d, axis, more)
+            graph = _compile_form(build, [d], form, (*form.reduced, *options))
+            made = EagerCall(graph, [d], form)
+        else:
+            made = _plain_call(build, [d], (axis, *options))
+        found = _remember(_calls, exact, made)
+    return found([d])[0]
+
+
 def _remember(cache: dict[Any, Any], key: Any, value: Any) -> Any:
     with _lock:
         if len(cache) >= _LIMIT:

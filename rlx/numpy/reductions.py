@@ -11,7 +11,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.numpy.array import Array
 from rlx.numpy.data_types import astype, dtype_of
-from rlx.numpy.dispatch import apply, apply_reduction, as_array, with_scalars
+from rlx.numpy.dispatch import apply, apply_along, apply_reduction, as_array, with_scalars
 from rlx.numpy.manipulation import axes_of, axis_of, concat, reshape
 from rlx.numpy.typing import ArrayLike, Axis, DTypeLike
 
@@ -156,20 +156,20 @@ def std(
 # -- along one axis ---------------------------------------------------------------------------
 
 
-def _along(g: Graph, x: Value, op: str, axis: int, *options: Any) -> Any:
-    return getattr(g, op)(x, axis, *options)
+def _along(g: Graph, x: Value, axis: int, op: str) -> Any:
+    return getattr(g, op)(x, axis)
 
 
 def softmax(x: ArrayLike, /, axis: int = -1) -> Array:
     """e^x over its sum along an axis."""
     array = as_array(x)
-    return apply(_along, [array], "softmax", axis_of(axis, array.ndim, "softmax"))
+    return apply_along(_along, array, axis_of(axis, array.ndim, "softmax"), "softmax")
 
 
 def log_softmax(x: ArrayLike, /, axis: int = -1) -> Array:
     """The logarithm of the softmax along an axis."""
     array = as_array(x)
-    return apply(_along, [array], "log_softmax", axis_of(axis, array.ndim, "log_softmax"))
+    return apply_along(_along, array, axis_of(axis, array.ndim, "log_softmax"), "log_softmax")
 
 
 def cumulative_sum(
@@ -195,11 +195,12 @@ def _cumulated(
     if axis is None and array.ndim != 1:
         raise ArrayValueError("which axis?", where=op, got=f"{array.ndim} axes", expected="axis=")
     at = axis_of(0 if axis is None else axis, array.ndim, op)
-    return apply(_cumulate, [array], op, start, at, _sum_type(array, dtype), include_initial)
+    options = op, start, _sum_type(array, dtype), include_initial
+    return apply_along(_cumulate, array, at, *options, more=int(include_initial))
 
 
 def _cumulate(
-    g: Graph, x: Value, op: str, start: int, axis: int, dtype: DType, include_initial: bool
+    g: Graph, x: Value, axis: int, op: str, start: int, dtype: DType, include_initial: bool
 ) -> Any:
     found = getattr(g, op)(x.astype(dtype), axis)
     if not include_initial:

@@ -200,7 +200,7 @@ class Trace:
         """The answer for the sizes of this call, recorded as a guard unless it always holds."""
         left, right = self.resolve(left), self.resolve(right)
         answer = _COMPARE[comparison](self.hint(left), self.hint(right))
-        if not unify.always(left - right, comparison, answer):
+        if not unify.decided(left - right, comparison):
             self._record(Guard(left, comparison, right, answer, str(caller("", 2))))
         return answer
 

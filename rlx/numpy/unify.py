@@ -8,12 +8,13 @@ guard. Where that is not enough, a size becomes a multiple of a number, or a num
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from fractions import Fraction
+from math import ceil, floor, inf, prod
 from typing import TYPE_CHECKING
 
 from rlx.errors import RlxError
 from rlx.ir.binding import bind_op
-from rlx.ir.dim import Dim, Expr, FloorDiv, substitute
+from rlx.ir.dim import Dim, Expr, FloorDiv, Monomial, substitute
 from rlx.ir.node import infer
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
@@ -110,29 +111,52 @@ def _aligned(shapes: Sequence[Shape], hint: Callable[[Dim], int]) -> list[tuple[
     return pairs
 
 
-def always(difference: Dim, comparison: str, answer: bool) -> bool:
-    """Whether a comparison of `difference` with 0 has this answer for all sizes: symbols are 1 or
-    more, those of arguments 2 or more."""
-    if isinstance(difference, int):
-        return True
-    constant, others = 0, []
-    for monomial, factor in difference.terms:
-        if not monomial:
-            constant = factor
-        elif all(isinstance(atom, str) for atom in monomial):
-            others.append(factor * prod([1 if "_by_" in str(a) else 2 for a in monomial]))
+def decided(difference: Dim, comparison: str) -> bool:
+    """Whether a comparison of `difference` with 0 has the same answer for all sizes."""
+    low, high = _range(difference)
+    return {
+        "==": low > 0 or high < 0 or low == high,
+        "<": high < 0 or low >= 0,
+        "<=": high <= 0 or low > 0,
+        ">": high <= 0 or low > 0,
+        ">=": high < 0 or low >= 0,
+    }[comparison]
+
+
+def _range(dim: Dim) -> tuple[float, float]:
+    """The least and the greatest number that a size may be: symbols are 1 or more, those of
+    arguments 2 or more. Infinite where that is not known."""
+    if isinstance(dim, int):
+        return dim, dim
+    terms: dict[Monomial, Fraction] = {}
+    low, high = _without_quotients(dim, Fraction(1), terms)
+    constant, others = terms.pop((), Fraction(0)), [m for m in terms if terms[m]]
+    if any(not isinstance(atom, str) for m in others for atom in m):
+        return -inf, inf
+    least = {m: prod([1 if "_by_" in str(atom) else 2 for atom in m]) for m in others}
+    nearest = constant + sum(terms[m] * least[m] for m in others)
+    return (
+        -inf if any(terms[m] < 0 for m in others) else ceil(nearest + low),
+        inf if any(terms[m] > 0 for m in others) else floor(nearest + high),
+    )
+
+
+def _without_quotients(
+    dim: Expr, factor: Fraction, terms: dict[Monomial, Fraction]
+) -> tuple[Fraction, Fraction]:
+    """Adds `dim` times `factor` to terms, with a / d for a // d. Returns the range of what that
+    is off by: a // d is a / d less at most (d − 1) / d."""
+    low = high = zero = Fraction(0)
+    for monomial, count in dim.terms:
+        each = count * factor
+        if len(monomial) == 1 and isinstance(monomial[0], FloorDiv):
+            quotient = monomial[0]
+            lower, upper = _without_quotients(quotient.numerator, each / quotient.divisor, terms)
+            off = each * Fraction(quotient.divisor - 1, quotient.divisor)
+            low, high = low + lower - max(off, zero), high + upper - min(off, zero)
         else:
-            return False
-    nearest = constant + sum(others)  # to 0, of all that the difference may be
-    if all(n > 0 for n in others):  # it is `nearest` or more
-        known = {"==": nearest <= 0, "<": nearest < 0, "<=": nearest <= 0}
-        known |= {">": nearest <= 0, ">=": nearest < 0}
-    elif all(n < 0 for n in others):  # it is `nearest` or less
-        known = {"==": nearest >= 0, "<": nearest >= 0, "<=": nearest > 0}
-        known |= {">": nearest > 0, ">=": nearest >= 0}
-    else:
-        return False
-    return not known[comparison]
+            terms[monomial] = terms.get(monomial, Fraction(0)) + each
+    return low, high
 
 
 def solved(a: Dim, b: Dim) -> tuple[str, Dim] | None:

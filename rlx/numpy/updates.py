@@ -16,7 +16,6 @@ from rlx.errors import ArrayValueError, InputError, ShapeError, UnsupportedError
 from rlx.ir.dtype import i64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.ir.shape import Shape
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.data_types import astype
 from rlx.numpy.dispatch import apply, trace_among, with_scalars
@@ -209,7 +208,7 @@ def _scattered(
     """Slices of an axis changed. Where indices may be equal, values are taken in turn."""
     if how in ("set", "add"):
         return apply(_scatter, [x, indices, values], how, axis)
-    build = _scatter_each if repeated else _scatter_combined
+    build = _scatter_reduce if repeated else _scatter_combined
     return apply(build, [x, indices, values], {"multiply": "mul"}.get(how, how), axis)
 
 
@@ -217,20 +216,12 @@ def _scatter(g: Graph, x: Value, indices: Value, updates: Value, how: str, axis:
     return (g.scatter if how == "set" else g.scatter_add)(x, indices, updates, axis)
 
 
+def _scatter_reduce(g: Graph, x: Value, indices: Value, updates: Value, op: str, axis: int) -> Any:
+    return g.scatter_reduce(x, indices, updates, axis, op)
+
+
 def _scatter_combined(
     g: Graph, x: Value, indices: Value, updates: Value, op: str, axis: int
 ) -> Any:
     changed = getattr(g, op)(g.gather(x, indices, axis), updates)
     return g.scatter(x, indices, changed, axis)
-
-
-def _scatter_each(g: Graph, x: Value, indices: Value, updates: Value, op: str, axis: int) -> Any:
-    body = Graph("update")
-    kept = body.input("x", x.shape)
-    index = body.reshape(body.input("index", Shape((), indices.shape.dtype)), [1])
-    dims = [d for a, d in enumerate(x.shape.dims) if a != axis]
-    value = body.input("value", Shape(dims, x.shape.dtype))
-    one = [1 if a == axis else d for a, d in enumerate(x.shape.dims)]
-    body.set_outputs(_scatter_combined(body, kept, index, body.reshape(value, one), op, axis))
-    order = [axis, *[a for a in range(x.shape.rank) if a != axis]]
-    return g.scan(x, indices, g.transpose(updates, order), body=body, n_carry=1, n_xs=2)

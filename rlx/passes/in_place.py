@@ -43,7 +43,7 @@ def overwritable(bound: BoundClasses, number: int) -> tuple[bool, ...]:
 
 
 # their result is the first operand, or that with some elements changed
-_UPDATES = ("scatter", "scatter_add", "contiguous")
+_UPDATES = ("scatter", "scatter_add", "scatter_reduce", "contiguous")
 
 
 def in_place_outputs(

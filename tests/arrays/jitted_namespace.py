@@ -15,6 +15,7 @@ import rlx.numpy as rnp
 
 # results whose size depends on elements have none in a trace
 BY_ELEMENTS = {"nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"}
+TRACED = {"repeat": 1}  # leading arguments that are: its counts decide the size of the result
 NO_FUNCTIONS = {"from_dlpack", "item_assignment", "einsum"}
 
 
@@ -36,7 +37,11 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
                 return lambda traced: type(x)([part(traced) for part in parts])
             return lambda traced: x
 
-        given = [lift(x) for x in args]
+        def keep(x: Any) -> Any:
+            return lambda traced: x
+
+        count = TRACED.get(function.__name__, len(args))
+        given = [lift(x) if i < count else keep(x) for i, x in enumerate(args)]
         options = {name: lift(x) for name, x in named.items()}
 
         def body(traced: list[rlx.Array]) -> Any:

@@ -90,6 +90,29 @@ def test_any_axes_of_any_layout_are_reduced():
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.usefixtures("limits")
+def test_along_any_axis_of_any_layout():
+    rng = np.random.default_rng(4)
+
+    for _ in range(100):
+        shape = rng.integers(1, 6, rng.integers(1, 5))
+        x = operand(rng, shape, rng.choice(KINDS))
+        made, axis = rnp.asarray(x), int(rng.integers(-x.ndim, x.ndim))
+        found = rnp.cumulative_sum(made, axis=axis)
+        np.testing.assert_array_equal(np.asarray(found), np.cumsum(x, axis), f"{shape} {axis}")
+        found = rnp.cumulative_prod(made, axis=axis, include_initial=True)
+        first = np.ones([1 if a == axis % x.ndim else n for a, n in enumerate(shape)])
+        expected = np.concatenate([first, np.cumprod(x, axis)], axis)
+        np.testing.assert_array_equal(np.asarray(found), expected, f"{shape} {axis}")
+        e = np.exp(x.astype(np.float64))
+        expected = e / e.sum(axis, keepdims=True)
+        # an exponential, a sum of at most 5 and a division in f32: some ulp of at most 1
+        np.testing.assert_allclose(np.asarray(rnp.softmax(made, axis)), expected, atol=1e-6)
+        found = rnp.log_softmax(made, axis)
+        # logarithms of at most 17 in size
+        np.testing.assert_allclose(np.asarray(found), np.log(expected), atol=1e-5)
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_sizes_of_zero(data):
@@ -145,6 +168,25 @@ def test_shapes_share_kernels():
     before = counters.compilations + counters.disk_hits
     for shape in large[1:]:
         compute(shape)
+    assert counters.compilations + counters.disk_hits == before
+
+
+def test_sizes_along_an_axis_share_kernels():
+    def compute(shape, axis):
+        x = rnp.asarray(np.ones(shape, np.float32))
+        y = rnp.softmax(x, axis)
+        # a row of n ones: each is 1 / n, and the n-th sum is 1, but for rounding
+        last = np.asarray(rnp.cumulative_sum(y, axis=axis)).take(-1, axis)
+        np.testing.assert_allclose(last, 1, rtol=1e-5)
+
+    known = [((3, 50), -1), ((50, 3), 0), ((5,), 0), ((3000, 500), 1), ((300, 700), 0)]
+    for shape, axis in known:
+        compute(shape, axis)
+    before = counters.compilations + counters.disk_hits
+    for shape, axis in [((3, 51), 1), ((2, 4, 9), 2), ((51, 3), 0), ((1, 7, 5), 1), ((9,), 0)]:
+        compute(shape, axis)
+    for shape, axis in [((2500, 400), 1), ((3, 1000, 410), 2), ((290, 600), 0)]:
+        compute(shape, axis)
     assert counters.compilations + counters.disk_hits == before
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
+from rlx.ir.dim import evaluate, sym
+from rlx.numpy.unify import decided
 
 rng = np.random.default_rng(0)
 
@@ -50,6 +54,31 @@ def test_sizes_that_happen_to_be_equal_are_not_assumed_so() -> None:
     f(draw(4), draw(4))
     f(draw(4), draw(9))
     assert len(f.variants()) == 1
+
+
+def test_what_holds_for_all_sizes_is_no_guard() -> None:
+    """A comparison is left out only where every small size gives the same answer."""
+    compare = {"==": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
+    x, y = sym("x_0"), sym("y_0")
+    pairs = [{"x_0": a, "y_0": b} for a in range(2, 14) for b in range(2, 14)]
+    numbers, left_out = random.Random(0), 0
+    for _ in range(300):
+        difference: Any = numbers.randint(-3, 3)
+        for _ in range(numbers.randint(1, 3)):
+            quotient = (y * numbers.randint(1, 3) + x + numbers.randint(-2, 3)) // 3
+            term = numbers.choice([x, y, x * y, quotient, x // 2, (x // 2 + y) // 5])
+            difference = term * numbers.choice([-3, -2, -1, 1, 2, 3]) + difference
+        values = {evaluate(difference, sizes) for sizes in pairs}
+        for comparison, function in compare.items():
+            if decided(difference, comparison):
+                assert len({function(v, 0) for v in values}) == 1, f"{difference} {comparison} 0"
+                left_out += 1
+    assert left_out > 100
+
+    halves = rlx.jit(lambda x: x[: x.shape[0] // 2] + x[-(x.shape[0] // 2) :])
+    given = draw(9)
+    np.testing.assert_array_equal(np.asarray(halves(given)), given[:4] + given[-4:])
+    assert halves.variants()[0].guards == ()
 
 
 def test_a_size_that_python_looks_at_becomes_a_guard() -> None:

@@ -11,7 +11,14 @@ import pytest
 from op_support import array, cost_of, run, same, shape, shape_of
 
 from rlx import Graph, Session
-from rlx.errors import BindingError, DTypeError, InputError, RlxError, ShapeError
+from rlx.errors import (
+    AttributeValueError,
+    BindingError,
+    DTypeError,
+    InputError,
+    RlxError,
+    ShapeError,
+)
 from rlx.ir.op import make_op
 
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -83,7 +90,32 @@ def test_scatter_add_accumulates() -> None:
     assert bf16.dtype == ml_dtypes.bfloat16 and bf16.tolist() == [1.5]
 
 
-@pytest.mark.parametrize("name", ["scatter", "scatter_add"])
+def test_scatter_reduce_combines_in_turn() -> None:
+    ids, updates = np.int32([1, 1, -1]), array([[2, 0, -1], [3, 5, 1], [9, -9, 9]])
+    for how, combine in (("mul", np.multiply), ("minimum", np.minimum), ("maximum", np.maximum)):
+        expected = TABLE.copy()
+        expected[1] = combine(combine(TABLE[1], updates[0]), updates[1])
+        expected[3] = combine(TABLE[3], updates[2])
+        same(run("scatter_reduce", TABLE, ids, updates, how=how), expected)
+    columns = run("scatter_reduce", TABLE, np.int32([0]), np.zeros((4, 1), np.float32), axis=1)
+    same(columns, TABLE * np.array([0, 1, 1]))
+    nan = run("scatter_reduce", array([1]), np.int32([0]), array([np.nan]), how="maximum")
+    assert np.isnan(nan).all()
+    # 256 · 256 is infinite in f16, though a later factor would bring it back
+    halves = np.array([256, 2**-10], np.float16)
+    found = run("scatter_reduce", np.array([256], np.float16), np.int32([0, 0]), halves)
+    assert found.tolist() == [np.inf]
+
+
+def test_scatter_reduce_refuses() -> None:
+    with pytest.raises(AttributeValueError, match="not a way to combine"):
+        shape_of("scatter_reduce", "[4]", "[2] i32", "[2]", how="add")
+    with pytest.raises(DTypeError, match="unsupported element type"):
+        shape_of("scatter_reduce", "[4] c64", "[2] i32", "[2] c64", how="minimum")
+    assert shape_of("scatter_reduce", "[4] c64", "[2] i32", "[2] c64") == "[4] c64"
+
+
+@pytest.mark.parametrize("name", ["scatter", "scatter_add", "scatter_reduce"])
 def test_scatter_shapes(name: str) -> None:
     text = shape_of(name, "[batch, capacity, 8] f16", "[n] i32", "[batch, n, 8] f16", axis=1)
     assert text == "[batch, capacity, 8] f16"
@@ -124,6 +156,7 @@ def test_indices_are_integers(name: str, element: str) -> None:
         ("take_along", ()),
         ("scatter", (array([1]),)),
         ("scatter_add", (array([1]),)),
+        ("scatter_reduce", (array([1]),)),
     ],
 )
 def test_indices_out_of_range(name: str, more: tuple[Any, ...]) -> None:

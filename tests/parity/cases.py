@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -416,6 +417,14 @@ def indexing() -> Iterator[Case]:
         many = rows | {"i": Arg((4,), "i32", data=below(3))}
         off = 0 if t == "i8" else 4
         yield Case("scatter_add", t, many, lambda g, x, u, i: g.scatter_add(x, i, u), off, "sum")
+        for how in ("mul", "minimum", "maximum"):
+            build = partial(_reduced_scatter, how=how)
+            # what is rounded, is rounded alike: each product to the type
+            yield Case("scatter_reduce", f"{t}-{how}", many, build)
+
+
+def _reduced_scatter(g: Any, x: Any, u: Any, i: Any, how: str) -> Any:
+    return g.scatter_reduce(x, i, u, how=how)
 
 
 # -- matmuls ---------------------------------------------------------------

@@ -126,6 +126,10 @@ def layout_cases() -> Iterable[Case]:
         yield "pad", [f(4, 5)], {"low": (1, 0), "high": (2, 3), "value": 0.0, "mode": mode}
     yield "pad", [ints(9, 3)], {"low": (2,), "high": (0,), "value": 7.0}
     yield "flip", [f(3, 4, 5)], {"axis": (0, -1)}
+    for how in ("mul", "minimum", "maximum"):
+        given = [f(3, 4, 2), ints(4, 9) - 2, f(3, 9, 2)]
+        yield "scatter_reduce", given, {"axis": 1, "how": how}
+        yield "scatter_reduce", [ints(9, 4), ints(4, 5), ints(9, 5)], {"how": how}
 
 
 def matmul_cases() -> Iterable[Case]:

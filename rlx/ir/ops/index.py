@@ -7,12 +7,15 @@ others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, InputError
+from rlx.errors import AttributeValueError, DTypeError, InputError
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.dtype import DType, i32
+from rlx.ir.graph import Graph
+from rlx.ir.node import Value
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
     NUMERIC,
@@ -24,6 +27,7 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
+from rlx.ir.ops.control import make_body
 from rlx.ir.shape import Shape, broadcast_dim, normalize_axis
 
 
@@ -134,6 +138,59 @@ class ScatterAdd(_Write):
         with quiet():
             np.add.at(to, _checked(indices, len(to), self.name), source.astype(wide))
         return rounded(result, element)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return super().cost(inputs, outputs)._replace(flops=inputs[2].num_elements)
+
+
+_COMBINE = {"mul": np.multiply, "minimum": np.minimum, "maximum": np.maximum}
+
+
+@op("scatter_reduce", group="layout")
+class ScatterReduce(_Write):
+    """x with its slices at `indices` [n] multiplied by those of `updates`, or the extremum of both
+
+    `how` is mul, minimum or maximum. Equal indices take theirs in turn, and each result is rounded
+    to the type of x.
+    """
+
+    axis: int = 0
+    how: str = "mul"
+
+    def check(self) -> None:
+        if self.how not in _COMBINE:
+            raise AttributeValueError(
+                "not a way to combine slices", where=f"{self.name}.how", got=repr(self.how),
+                expected=", ".join(_COMBINE), hint="scatter_add adds, scatter replaces",
+            )  # fmt: skip
+
+    def infer(self, x: Shape, indices: Shape, updates: Shape) -> Shape:
+        require_dtype(x, NUMERIC if self.how == "mul" else REAL, "operand")
+        return super().infer(x, indices, updates)
+
+    def reference(self, x: Array, indices: Array, updates: Array) -> Array:
+        result = np.array(x)
+        to, source = self.rows(result, updates)
+        with quiet():
+            _COMBINE[self.how].at(to, _checked(indices, len(to), self.name), source)
+        return result
+
+    def decompose(self, g: Graph, x: Value, indices: Value, updates: Value) -> Any:
+        """A scan over the indices: a slice is read, combined and written back."""
+        axis = normalize_axis(self.axis, x.shape.rank)
+        one = x.shape.with_dims([1 if a == axis else d for a, d in enumerate(x.shape.dims)])
+        dims = [d for a, d in enumerate(x.shape.dims) if a != axis]
+
+        def step(b: Graph, kept: Value, index: Value, update: Value) -> list[Value]:
+            at = b.reshape(index, shape=(1,))
+            slices = b.gather(kept, at, axis=axis), b.reshape(update, shape=one.dims)
+            return [b.scatter(kept, at, b.apply(self.how, *slices), axis=axis)]
+
+        shapes = x.shape, Shape((), indices.shape.dtype), x.shape.with_dims(dims)
+        body = make_body(step, *shapes, name="scatter_reduce_step")
+        front = (axis, *[a for a in range(x.shape.rank) if a != axis])
+        rows = g.transpose(updates, axes=front)
+        return g.scan(x, indices, rows, body=body, n_carry=1, n_xs=2)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return super().cost(inputs, outputs)._replace(flops=inputs[2].num_elements)

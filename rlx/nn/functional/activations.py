@@ -229,27 +229,19 @@ def geglu(x: ArrayLike, axis: int = -1) -> Array:
     return call(_gated, [made], axis % made.ndim, "gelu", True)
 
 
-def _along(g: Graph, x: Value, op: str, axis: int) -> Any:
-    return getattr(g, op)(x, axis=axis)
-
-
 def softmax(x: ArrayLike, axis: int = -1) -> Array:
     """e^x over its sum along an axis."""
-    return call(_along, [x], "softmax", axis)
+    return rnp.softmax(x, axis)
 
 
 def log_softmax(x: ArrayLike, axis: int = -1) -> Array:
     """The logarithm of the softmax along an axis."""
-    return call(_along, [x], "log_softmax", axis)
-
-
-def _softmin(g: Graph, x: Value, axis: int) -> Any:
-    return g.softmax(g.neg(x), axis=axis)
+    return rnp.log_softmax(x, axis)
 
 
 def softmin(x: ArrayLike, axis: int = -1) -> Array:
     """The softmax of −x."""
-    return call(_softmin, [x], axis)
+    return rnp.softmax(-as_array(x), axis)
 
 
 def _log_sum_exp(g: Graph, x: Value, axis: int, keepdims: bool) -> Any:

@@ -62,7 +62,7 @@ def _take_along(op: Any, g: Graph, inputs: Values, mapped: Flags, over: MappedAx
     return [g.take_along(x, at, axis=axis + 1)]
 
 
-@batched("scatter", "scatter_add")
+@batched("scatter", "scatter_add", "scatter_reduce")
 def _scatter(op: Any, g: Graph, inputs: Values, mapped: Flags, over: MappedAxis) -> Values:
     x, at, updates = inputs
     axis = normalize_axis(op.axis, element(x, mapped[0]).rank)

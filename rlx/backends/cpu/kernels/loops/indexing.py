@@ -1,7 +1,7 @@
 """Prefix sums and products (cumsum, cumprod) along an axis; floats accumulate in f64, for
 precision on long axes.
 
-Scatter: slices stored or added at gathered indices.
+Scatter: slices stored at gathered indices, added to what is there, or combined with it.
 
 Workers divide the elements of a slice, not the slices: each visits all indices in order, so that
 the last of equal indices wins and the order of sums is deterministic.
@@ -29,8 +29,10 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f32
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
+from rlx.ir.op import lookup
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.builder import Function, Module, Value, f64, i64, vec
+from rlx.llvm.nest import elements
 from rlx.llvm.nest.arithmetic import mul
 from rlx.llvm.nest.registers import (
     Complex,
@@ -132,11 +134,11 @@ class Scatter(KernelSpec):
     result: DType
     updates: DType
     indices: DType
-    add: bool
+    combine: str = ""  # the op of old and new elements; empty: the new ones replace the old
 
     @property
     def label(self) -> str:
-        return "scatter_add" if self.add else "scatter"
+        return f"scatter_{self.combine}" if self.combine else "scatter"
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -181,9 +183,15 @@ class Scatter(KernelSpec):
         to = f.gep(row, at, self.result.bytes)
         raw = f.load(f.gep(new, at, self.updates.bytes), vec(lanes, raw_type(self.updates)))
         value = from_memory(f, raw, self.updates)
-        if self.add:
+        if self.combine == "add":
             old = from_memory(f, f.load(to, vec(lanes, raw_type(self.result))), self.result)
             value = old + value.to(old.type)
+        elif self.combine:
+            old = from_memory(f, f.load(to, vec(lanes, raw_type(self.result))), self.result)
+            pair = (old, self.result), (value, self.updates)
+            combined = elements.apply(f, lookup(self.combine)(), pair, self.result)
+            assert isinstance(combined, Value)
+            value = combined
         f.store(to_memory(f, value, self.result), to)
 
 
@@ -212,6 +220,11 @@ def _scatter_scratch(node: Node, target: Target, threads: int) -> int:
     return node.output.shape.with_dtype(f32).upper_bytes(node.graph.live)
 
 
+def _is_real(node: Node) -> bool:
+    return not node.output.dtype.is_complex
+
+
+@lowers("scatter_reduce", when=_is_real)
 @lowers("scatter", "scatter_add", scratch=_scatter_scratch)
 def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     """Copy the operand, then scatter into the copy."""
@@ -219,23 +232,24 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, indices, updates = node.inputs
     if 0 in x.shape.dims:
         return []
-    add, f32_sums = op.name == "scatter_add", _needs_f32_sums(node)
+    combine = "add" if op.name == "scatter_add" else op.how if op.name == "scatter_reduce" else ""
+    f32_sums = _needs_f32_sums(node)
     dtype = f32 if f32_sums else x.dtype
     strides = contiguous_strides(x.shape)
     result = StridedView(Buffer("result"), x.dtype, strides)
     sums = StridedView(Buffer("temporary"), f32, strides) if f32_sums else result
     start = copy(x.shape.dims, StridedView(Buffer("operand", 0), x.dtype, strides), sums)
     outer, size, inner = _around_axis(x.shape, op.axis)
-    if add and dtype.is_complex:
+    if combine and dtype.is_complex:  # sums of real and imaginary parts
         dtypes, inner = (dtype.part, dtype.part), inner * 2
-    elif add:
+    elif combine:
         dtypes = (dtype, updates.dtype)
     else:
         dtypes = (_UINT[dtype.bytes], _UINT[dtype.bytes])
     count = indices.shape.dims[0]
     target = Scratch(node) if f32_sums else Pointer(node.output)
     args = [target, Pointer(indices), Pointer(updates), outer, size, inner, count]
-    spec = Scatter(*dtypes, indices.dtype, add)
+    spec = Scatter(*dtypes, indices.dtype, combine)
     write = KernelLaunch(
         spec, [*args, Status(), NodeNumber(node)], [indices, updates],
         [] if f32_sums else node.outputs, uses_scratch=f32_sums, bytes=updates.shape.size_bytes * 2,
@@ -256,7 +270,7 @@ def write_at(node: Node) -> KernelLaunch:
     bits = _UINT[state.dtype.bytes]
     args = [Pointer(state), Pointer(slots), Pointer(update), outer, size, inner]
     return KernelLaunch(
-        Scatter(bits, bits, slots.dtype, add=False),
+        Scatter(bits, bits, slots.dtype),
         [*args, slots.shape.dims[0], Status(), NodeNumber(node)],
         [update, slots], [state, *node.outputs], bytes=update.shape.size_bytes * 2,
     )  # fmt: skip
