@@ -123,6 +123,7 @@ class Kernel:
 
 counters = Counters()
 _kernels: dict[str, Kernel] = {}
+_compiling: dict[str, threading.Event] = {}  # what threads compile now
 _lock = threading.RLock()
 
 
@@ -132,46 +133,78 @@ def compile_unit(unit: Unit, cache_dir: Path | None = None) -> Kernel:
 
 
 def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[Kernel]:
-    """Kernels of all units, in order; large batches are spread over worker processes."""
-    known = [_kernels.get(unit.key) for unit in units]
-    if None not in known:  # without the lock, which another thread may hold while it compiles
+    """Kernels of all units, in order; large batches are spread over worker processes. Threads may
+    compile at once, so that a small batch does not wait for a large one."""
+    known = {unit.key: _kernels.get(unit.key) for unit in units}
+    if None not in known.values():
         counters.memory_hits += len(units)
-        return [kernel for kernel in known if kernel is not None]
-    with _lock:
+    else:
         disk = DiskCache.open(cache_dir)
-        missing: dict[str, Unit] = {}
+        while wanted := [u for u in units if known[u.key] is None]:
+            missing, others = _claim(wanted, known, disk)
+            try:
+                if missing:
+                    known |= _compile_missing(missing, disk)
+            finally:
+                with _lock:
+                    for key in missing:
+                        _compiling.pop(key, threading.Event()).set()
+            for other in others:
+                other.wait()
+    return [kernel for unit in units if (kernel := known[unit.key]) is not None]
+
+
+def _claim(
+    units: Sequence[Unit], known: dict[str, Kernel | None], disk: DiskCache | None
+) -> tuple[dict[str, Unit], list[threading.Event]]:
+    """What is to be compiled here, and what to wait for as another thread compiles it; `known` gets
+    what there is."""
+    missing: dict[str, Unit] = {}
+    others: list[threading.Event] = []
+    with _lock:
         for unit in units:
-            if unit.key in missing or _find(unit, disk):
+            key = unit.key
+            if known[key] is not None or key in missing:
                 continue
-            missing[unit.key] = unit
-        if missing:
-            from rlx.llvm import parallel_compile  # imported late: stored programs never need it
-
-            start = time.perf_counter()
-            reporter = current()
-            reporter.expect(COMPILING, len(missing))
-            objects = parallel_compile.compile_all(
-                list(missing.values()), on_unit=partial(reporter.advance, COMPILING)
-            )
-            counters.seconds += time.perf_counter() - start
-            counters.compilations += len(missing)
-            for key, data in zip(missing, objects, strict=True):
-                _kernels[key] = Kernel(key, data)
-                if disk:
-                    disk.store(key, data)
-        return [_kernels[unit.key] for unit in units]
+            known[key] = _find(unit, disk)
+            if known[key] is not None:
+                continue
+            if key in _compiling:
+                others.append(_compiling[key])
+            else:
+                missing[key], _compiling[key] = unit, threading.Event()
+    return missing, others
 
 
-def _find(unit: Unit, disk: DiskCache | None) -> bool:
+def _compile_missing(missing: dict[str, Unit], disk: DiskCache | None) -> dict[str, Kernel]:
+    from rlx.llvm import parallel_compile  # imported late: stored programs never need it
+
+    start = time.perf_counter()
+    reporter = current()
+    reporter.expect(COMPILING, len(missing))
+    objects = parallel_compile.compile_all(
+        list(missing.values()), on_unit=partial(reporter.advance, COMPILING)
+    )
+    made = {key: Kernel(key, data) for key, data in zip(missing, objects, strict=True)}
+    with _lock:
+        counters.seconds += time.perf_counter() - start
+        counters.compilations += len(missing)
+        _kernels.update(made)
+    if disk:
+        for key, kernel in made.items():
+            disk.store(key, kernel.object)
+    return made
+
+
+def _find(unit: Unit, disk: DiskCache | None) -> Kernel | None:
     if unit.key in _kernels:
         counters.memory_hits += 1
-        return True
+        return _kernels[unit.key]
     data = disk.load(unit.key) if disk else None
     if data is None:
-        return False
+        return None
     counters.disk_hits += 1
-    _kernels[unit.key] = Kernel(unit.key, data)
-    return True
+    return _kernels.setdefault(unit.key, Kernel(unit.key, data))
 
 
 def adopt(key: str, data: bytes) -> Kernel:
@@ -184,6 +217,7 @@ def _after_fork() -> None:
     """A new lock in the child: a thread that held the old one does not exist there."""
     global _lock
     _lock = threading.RLock()
+    _compiling.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -44,8 +44,11 @@ def compile_all(
     if workers is None:
         workers = _num_workers(units)
     results: list[bytes | None] = [None] * len(units)
-    if workers:
-        _compile_parallel(units, results, workers, on_unit)
+    if workers and _in_use.acquire(blocking=False):  # else another thread has the workers
+        try:
+            _compile_parallel(units, results, workers, on_unit)
+        finally:
+            _in_use.release()
     return [_compile(units[i], on_unit) if r is None else r for i, r in enumerate(results)]
 
 
@@ -151,6 +154,17 @@ class WorkerProcess:
 
 
 _pool: list[WorkerProcess] = []
+_in_use = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A new lock in the child: a thread that held the old one does not exist there."""
+    global _in_use
+    _in_use = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _running() -> list[WorkerProcess]:

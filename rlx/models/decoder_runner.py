@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from rlx.backends.buffer import Buffer, Mirror
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
+from rlx.backends.registry import get_backend
 from rlx.ir.binding import UpTo
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
@@ -41,6 +43,9 @@ LONG = 512  # tokens of a sequence for which huge pages of KV cache pay
 _PATIENCE = 0.1  # seconds that a paused generation may hold the lock while others wait
 
 
+_Begin = Callable[[], Callable[[], CompiledGraph]]
+
+
 class DecoderExecutables:
     """The executables of an entry point: prefill, and decode with its small inputs in the arena.
 
@@ -48,13 +53,26 @@ class DecoderExecutables:
     lookup, check and allocation per token is slow, and a memoryview is the cheapest.
     """
 
-    def __init__(self, prefill: CompiledGraph, decode: CompiledGraph) -> None:
-        self.prefill, self.decode = prefill, decode
+    def __init__(self, prefill: CompiledGraph, compile_decode: _Begin) -> None:
+        """`compile_decode` begins to compile decode, and gives what waits for it."""
+        self.prefill, self._compile_decode = prefill, compile_decode
+        self._compiled_decode: Callable[[], CompiledGraph] | None = None
         self._bound: CompiledGraph | None = None  # the graph that the slots are those of
         self._sizes = {"past_seq": 0}
         self._loop: DecodeLoop | None = None
         self._rng_given: Any = None
         self._settings_given: Any = None
+
+    def begin_decode(self) -> None:
+        """Compile decode, if it is not, while the caller goes on."""
+        if self._compiled_decode is None:
+            self._compiled_decode = self._compile_decode()
+
+    @cached_property
+    def decode(self) -> CompiledGraph:
+        self.begin_decode()
+        assert self._compiled_decode is not None
+        return self._compiled_decode()
 
     def _bind(self) -> None:
         graph = self._bound = self.decode
@@ -147,17 +165,43 @@ class DecoderRunner(ModelRunner):
 
     # -- executables --------------------------------------------------------------------------
 
-    def executables(self, entry_point: EntryPoint) -> DecoderExecutables:
-        """The executables of an entry point, compiled when it is first used."""
+    def executables(self, entry_point: EntryPoint, begin: bool = False) -> DecoderExecutables:
+        """The executables of an entry point, compiled when it is first used; to `begin`, prefill
+        alone, so that the first token does not wait for decode."""
         name = self._named(entry_point)
         found = self._by_entry_point.get(name)
         if found is None:
-            made = self.compile(name, self._spec(entry_point))
-            for graph in made.values():
-                self._share_states(graph)
-            found = DecoderExecutables(made.get("prefill", made["decode"]), made["decode"])
-            self._by_entry_point[name] = found
+            found = self._begin(name, entry_point) if begin else None
+            found = self._by_entry_point[name] = found or self._whole(name, entry_point)
         return found
+
+    def _whole(self, name: str, entry_point: EntryPoint) -> DecoderExecutables:
+        made = self.compile(name, self._spec(entry_point))
+        for graph in made.values():
+            self._share_states(graph)
+        decode = made["decode"]
+        return DecoderExecutables(made.get("prefill", decode), lambda: lambda: decode)
+
+    def _begin(self, name: str, entry_point: EntryPoint) -> DecoderExecutables | None:
+        """Executables whose decode is compiled later; none where that is not possible."""
+        spec = self._spec(entry_point)
+        parts = {n: replace(spec, variants={n: variant}) for n, variant in spec.variants.items()}
+        if "prefill" not in parts or not get_backend(self.device).allocator.is_host:
+            return None
+        (prefill,) = self.compile(name, parts["prefill"], store=False).values()
+        self._share_states(prefill)
+
+        def compile_decode() -> Callable[[], CompiledGraph]:
+            result = self.compile_behind(name, parts["decode"])
+
+            def decode() -> CompiledGraph:
+                (graph,) = result().values()
+                self._share_states(graph)
+                return graph
+
+            return decode
+
+        return DecoderExecutables(prefill, compile_decode)
 
     def _named(self, entry_point: EntryPoint) -> str:
         """Executables for adapters of one shape have names of their own."""
@@ -286,7 +330,8 @@ class DecoderRunner(ModelRunner):
         if len(tokens) == 1 and penalties is None:
             drawn, after = self.decode_n(tokens[0], rng, settings, 1, ())
             return drawn[0], after
-        graphs = self.executables(SAMPLE if penalties is None else penalties.entry_point)
+        entry_point = SAMPLE if penalties is None else penalties.entry_point
+        graphs = self.executables(entry_point, begin=len(tokens) > 1)
         if len(tokens) == 1 and penalties is not None:
             found = graphs.run(tokens[0], self._past(), rng, settings, penalties)
             self.tokens.append(tokens[0])
@@ -301,6 +346,7 @@ class DecoderRunner(ModelRunner):
             until = Phase.STEADY_STATE if more else None
             results = self._run_chunk(graphs, tokens[start : start + self.chunk], given, until)
         token, after, self._last_logits = results
+        graphs.begin_decode()
         return int(token[0]), after
 
     def _run_chunk(

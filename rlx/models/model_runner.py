@@ -143,19 +143,47 @@ class ModelRunner:
         self._pipelines: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}
         self._packing_task: _Task | None = None
         self._storing_task: _Task | None = None
+        self._compiling_task: _Task | None = None
 
     @cached_property
     def _packed_weights(self) -> PackedWeightCache:
         return PackedWeightCache(self.model.weight_files, self.device, *self._packing)
 
-    def compile(self, entry_point: str, spec: EntryPointSpec) -> dict[str, CompiledGraph]:
+    def compile(
+        self, entry_point: str, spec: EntryPointSpec, *, store: bool = True
+    ) -> dict[str, CompiledGraph]:
         """The executables of an entry point by the names of its variants, ready to run.
 
-        Those that are on disk need neither passes nor a compiler."""
+        Those that are on disk need neither passes nor a compiler. With `store=False` packed weights
+        are stored with what is compiled next."""
+        self._await_compiling()
         with reporting(self.progress):
-            return self._make(entry_point, spec)
+            return self._make(entry_point, spec, store)
 
-    def _make(self, entry_point: str, spec: EntryPointSpec) -> dict[str, CompiledGraph]:
+    def compile_behind(
+        self, entry_point: str, spec: EntryPointSpec
+    ) -> Callable[[], dict[str, CompiledGraph]]:
+        """`compile` in a thread, while the caller goes on; what is returned waits for it."""
+        self._await_compiling()
+        made: dict[str, CompiledGraph] = {}
+        task = _Task(lambda: made.update(self._make(entry_point, spec)), None)
+        self._compiling_task = task
+
+        def result() -> dict[str, CompiledGraph]:
+            task.wait()
+            return made
+
+        return result
+
+    def _await_compiling(self) -> None:
+        """Wait for what is compiled in a thread; who asks for it hears of an error."""
+        task, self._compiling_task = self._compiling_task, None
+        if task is not None:
+            task.join()
+
+    def _make(
+        self, entry_point: str, spec: EntryPointSpec, store: bool = True
+    ) -> dict[str, CompiledGraph]:
         backend = get_backend(self.device)
         compiled = backend.compile_count
         try:
@@ -166,7 +194,7 @@ class ModelRunner:
             self._await_packing()
         for graph in made.values():
             graph.prepare()
-        if self._packs:
+        if self._packs and store:
             self._store_packed()
         self.model.file.release()
         if backend.compile_count > compiled:
@@ -231,6 +259,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free executables and parameters, and close the file."""
+        self._await_compiling()
         if self._storing_task is not None:
             self._storing_task.join()
         self._pipelines.clear()

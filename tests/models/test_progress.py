@@ -18,6 +18,8 @@ from encoder_files import write_model
 
 import rlx
 from rlx.llvm import jit
+from rlx.models.bundle import EntryPointSpec
+from rlx.models.model_runner import ModelRunner
 from rlx.support.progress import COMPILING, PACKING, current, reporting
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -62,7 +64,7 @@ def test_counts_grow_to_their_total_at_the_first_token_only(tiny: Path) -> None:
     with rlx.load(tiny, progress=told(calls)) as model:
         assert not calls  # a load compiles nothing
         before = jit.counters.compilations
-        model.generate(PROMPT, max_tokens=2, stream=False)
+        model.warm()
         assert {name for name, _, _ in calls} == {PACKING, COMPILING}
         assert check_counts(calls, COMPILING) == jit.counters.compilations - before > 1
         packed = model.runner.params.prepared
@@ -73,6 +75,37 @@ def test_counts_grow_to_their_total_at_the_first_token_only(tiny: Path) -> None:
     with rlx.load(tiny, progress=told(calls), warm=True) as model:
         model.generate(PROMPT, max_tokens=2, stream=False)
     assert not calls  # from the caches
+
+
+def test_the_first_token_does_not_wait_for_decode(tiny: Path) -> None:
+    """What is compiled behind it is not told, and used for the second token."""
+    calls: Calls = []
+    with rlx.load(tiny, progress=told(calls)) as model:
+        before = jit.counters.compilations
+        found = model.generate(PROMPT, max_tokens=4, temperature=0, stream=False).tokens
+        assert 0 < check_counts(calls, COMPILING) < jit.counters.compilations - before
+        calls.clear()
+        assert model.generate(PROMPT, max_tokens=4, temperature=0, stream=False).tokens == found
+    with rlx.load(tiny, progress=told(calls), warm=True) as model:
+        assert model.generate(PROMPT, max_tokens=4, temperature=0, stream=False).tokens == found
+    assert not calls  # the code and packed weights behind the first token are stored too
+
+
+def test_an_error_behind_the_first_token_comes_with_the_second(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = ModelRunner._make
+
+    def broken(self: ModelRunner, name: str, spec: EntryPointSpec, *rest: Any) -> Any:
+        if "decode" in spec.variants:
+            raise ZeroDivisionError("decode")
+        return make(self, name, spec, *rest)
+
+    monkeypatch.setattr(ModelRunner, "_make", broken)
+    with rlx.load(tiny) as model:
+        assert model.generate(PROMPT, max_tokens=1, stream=False).tokens
+        with pytest.raises(ZeroDivisionError, match="decode"):
+            model.generate(PROMPT, max_tokens=2, stream=False)
 
 
 def test_weights_that_are_quantised_one_by_one_count_towards_one_total(tiny: Path) -> None:
@@ -109,7 +142,7 @@ def test_an_error_of_the_function_comes_when_all_is_cached(tiny: Path, stage: st
 
     with rlx.load(tiny, progress=broken) as model:
         with pytest.raises(ZeroDivisionError, match=stage):
-            model.generate(PROMPT, max_tokens=2, stream=False)
+            model.warm()
         assert [c[0] for c in calls].count(stage) == 1 and calls[-1][0] == stage
         compiled, packed = jit.counters.compilations, model.runner.params.preparations
         found = model.generate(PROMPT, max_tokens=6, temperature=0, stream=False).tokens
