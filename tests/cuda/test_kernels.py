@@ -216,7 +216,8 @@ def strided_product(kind: str) -> tuple[Any, tuple[int, ...], tuple[int, ...], s
     forms: dict[str, Any] = {
         "rows": (lambda g, x, w: g.matmul(x, w), (70, 100), (100, 42), "mk,kn->mn"),
         "laid out": (
-            lambda g, x, w: g.matmul(x, g.transpose(w, (1, 0))), (3, 50, 72), (66, 72), "amk,nk->amn"
+            lambda g, x, w: g.matmul(x, g.transpose(w, (1, 0))),
+            (3, 50, 72), (66, 72), "amk,nk->amn",
         ),
         "gradient of a weight": (
             lambda g, x, w: g.matmul(g.transpose(x, (1, 0)), w), (330, 37), (330, 50), "km,kn->mn"
@@ -742,9 +743,9 @@ HOT: list[GpuKernel] = [
         )
     ),
     GroupGemm(
-        GroupTile(128, 256), f16, 1, 3 * 384, 1536, True, True, 1, Epilogue(f32, "gelu", bias=f32)
+        GroupTile(128, 128), f16, 1, 3 * 384, 1536, True, True, 1, Epilogue(f32, "gelu", bias=f32)
     ),
-    GroupGemm(GroupTile(128, 128), f16, 1, 192, 128, True, True, 1, Epilogue(f32), batched=True),
+    GroupGemm(GroupTile(128, 256), f16, 1, 192, 128, True, True, 1, Epilogue(f32), batched=True),
     *(SplitRows(384, True, by_columns, True) for by_columns in (False, True)),
     *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
     FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),

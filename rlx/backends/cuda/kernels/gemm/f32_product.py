@@ -26,6 +26,7 @@ from rlx.support.records import dataclass
 
 _FEWEST = 9  # rows: fewer are multiplied at the bandwidth of memory
 _LEAST = 1 << 18  # products, for which three launches pay
+_FEW_SUMS = 64  # of a thread, where a bias or residual is loaded beside the scales
 OPS = ("matmul", "fused_matmul_bias_act")
 
 
@@ -68,8 +69,11 @@ class _Room:
     bytes: int
 
 
-def _room(batch: int, m: int, k: int, n: int) -> _Room:
-    plan = plan_product(m, PARTS * padded(k), n, f16, f16, groups=True, planes=0, batch=batch)
+def _room(node: Node, batch: int, m: int, k: int, n: int) -> _Room:
+    sums = _FEW_SUMS if len(node.inputs) > 2 else 256
+    plan = plan_product(
+        m, PARTS * padded(k), n, f16, f16, groups=True, planes=0, batch=batch, sums=sums
+    )
     row, ends = 2 * PARTS * padded(k), [0]
     for size in (row * batch * m, row * batch * n, 4 * batch * m, 4 * batch * n, plan.bytes):
         ends.append(ends[-1] + aligned(size))
@@ -83,7 +87,7 @@ def f32_scratch(node: Node) -> int:
         return 0
     batch, m = (upper_bound(d, node.graph.live) for d in (sizes.batch, sizes.m))
     pays = m >= _FEWEST and batch and batch * m * sizes.k * sizes.n >= _LEAST
-    return _room(batch, m, sizes.k, sizes.n).bytes if pays else 0
+    return _room(node, batch, m, sizes.k, sizes.n).bytes if pays else 0
 
 
 def lower_f32(node: Node, ctx: Context) -> list[KernelLaunch] | None:
@@ -106,7 +110,7 @@ def lower_f32(node: Node, ctx: Context) -> list[KernelLaunch] | None:
         node.output.dtype, getattr(op, "activation", "none"),
         None if bias is None else bias.dtype, None if residual is None else residual.dtype,
     )  # fmt: skip
-    made = _Product(node, ctx, sizes, batch, m, _room(batch, m, sizes.k, sizes.n))
+    made = _Product(node, ctx, sizes, batch, m, _room(node, batch, m, sizes.k, sizes.n))
     return made.launches(epilogue, extras)
 
 
@@ -139,7 +143,7 @@ class _Product:
         outer, inner = levels(dims[:cut], strides[:cut]), levels(dims[cut:-1], strides[cut:-1])
         if len(outer) > 2 or len(inner) > 1:
             return None
-        (_, far), (few, apart) = ([(1, 0), (1, 0)] + outer)[-2:]
+        (_, far), (few, apart) = [(1, 0), (1, 0), *outer][-2:]
         row, step = inner[0][1] if inner else 0, strides[-1]
         fours = [far, apart, row, self.ctx.offset(value)]
         kernel = SplitRows(

@@ -69,8 +69,8 @@ class GroupGemm(BlockKernel):
     columns_scaled: bool
     splits: int
     epilogue: Epilogue
-    batched: bool = False
     early: bool = False  # no kernel writes the weights: they are copied while the one in front ends
+    batched: bool = False
 
     @property
     def label(self) -> str:

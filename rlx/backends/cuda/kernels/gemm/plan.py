@@ -40,16 +40,16 @@ class Plan:
 
 def plan_product(
     m: int, k: int, n: int, x: DType, w: DType, pair: bool = False, groups: bool = False,
-    planes: int | None = None, batch: int = 1,
+    planes: int | None = None, batch: int = 1, sums: int = 256,
 ) -> Plan:  # fmt: skip
     """`groups`: by groups of four warps; `planes`: of x, if not those that its types ask for;
-    `batch`: so many products."""
+    `batch`: so many products; `sums`: of a thread at most, times planes."""
     if planes is None:
         planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
     columns = 2 * n if pair else n
     tile: Tile | GroupTile
     if groups:
-        tile, splits = _cheapest(m, columns, k, max(planes, 1), batch)
+        tile, splits = _cheapest(m, columns, k, max(planes, 1), batch, sums)
         tiles = batch * -(-m // tile.m) * -(-columns // tile.n)
     else:
         tile, tiles = _largest(m, columns)
@@ -71,12 +71,14 @@ def _largest(m: int, columns: int) -> tuple[Tile, int]:
     return known[found], counts[found]
 
 
-def _cheapest(m: int, columns: int, k: int, planes: int, batch: int) -> tuple[GroupTile, int]:
+def _cheapest(
+    m: int, columns: int, k: int, planes: int, batch: int, sums: int
+) -> tuple[GroupTile, int]:
     """The tile and the number of parts of the least estimated time."""
     steps = -(-k // STEP)
     found: list[tuple[float, GroupTile, int]] = []
     for tile in GROUP_TILES:
-        if 3 * (planes * tile.m + tile.n) * 2 * STEP > 225 << 10 or tile.sums * planes > 256:
+        if 3 * (planes * tile.m + tile.n) * 2 * STEP > 225 << 10 or tile.sums * planes > sums:
             continue
         for splits in (1, 2, 3, 4, 6, 8):
             each = -(-steps // splits)
