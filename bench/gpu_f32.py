@@ -49,7 +49,7 @@ def products(device: Any, torch: Any, turns: Callable[..., list[float]], rounds:
         if torch is not None:
             a, b = (torch.tensor(v, device="cuda") for v in (x, w))
             runs.append(
-                torch_gpu.graph_of(torch, lambda a=a, b=b, f=formula: torch.einsum(f, a, b), calls)
+                torch_gpu.graph_of(torch, lambda a=a, b=b, f=formula: torch.einsum(f, a, b), CALLS)
             )
         found = turns(runs, rounds)
         [got] = made[0].run(given)[:1]
