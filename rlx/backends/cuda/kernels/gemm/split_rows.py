@@ -7,8 +7,6 @@ three that count: (high, high, low) of x against (high, low, high) of the weight
 
 from __future__ import annotations
 
-from functools import partial
-
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.planes import power_of_two
@@ -20,6 +18,7 @@ from rlx.support.records import dataclass
 PARTS = 3
 _CHUNK = 8  # numbers that a lane takes together
 _WARPS, _COLUMN_WARPS = 8, 16
+_BESIDE = 8  # rows of a block that lie beside each other: 32 bytes
 
 
 def padded(k: int) -> int:
@@ -33,8 +32,8 @@ class SplitRows(BlockKernel):
     rows apart, columns apart, result, scales of rows, rows of a matrix, rows of all (strides in
     elements)
 
-    A warp has a row if numbers of a row follow each other; else each lane of a block has one, whose
-    warps divide its numbers.
+    If numbers of a row follow each other, some lanes of a warp share a row. Else a block has eight
+    rows, which lie beside each other, and its threads divide their numbers.
     """
 
     k: int
@@ -52,11 +51,17 @@ class SplitRows(BlockKernel):
 
     @property
     def shared(self) -> int:
-        return 4 * self.threads if self.by_columns else 0
+        return 4 * _BESIDE * _COLUMN_WARPS if self.by_columns else 0
+
+    @property
+    def lanes(self) -> int:
+        """Of a warp that share a row: a power of two, about as many as there are chunks."""
+        chunks = padded(self.k) // _CHUNK
+        return min(WARP, 1 << (chunks - 1).bit_length())
 
     def blocks(self, rows: int) -> int:
         """Of a launch with so many rows."""
-        return -(-rows // (WARP if self.by_columns else _WARPS))
+        return -(-rows // (_BESIDE if self.by_columns else self.threads // self.lanes))
 
     def emit(self, m: KernelModule) -> None:
         _Emitter(m.begin_block(self.threads, self.shared), self).emit()
@@ -75,14 +80,14 @@ class _Emitter:
         f, kernel = self.f, self.kernel
         f.let_next_start()
         f.wait_for_previous()
-        warp, lane = (f.thread() >> 5).to(i64), f.lane32().to(i64)
-        number = f.block_number().to(i64)
-        if not kernel.by_columns:
-            row = number * _WARPS + warp
-            f.if_(row < self.count, partial(self._emit_row, row, lane, WARP))
+        thread, number = f.thread().to(i64), f.block_number().to(i64)
+        if kernel.by_columns:
+            row = number * _BESIDE + (thread & _BESIDE - 1)
+            self._emit_row(row, thread.udiv(_BESIDE), kernel.threads // _BESIDE)
             return
-        row = number * WARP + lane
-        self._emit_row(row, warp, _COLUMN_WARPS)
+        lanes = kernel.lanes
+        row = number * (kernel.threads // lanes) + thread.udiv(lanes)
+        self._emit_row(row, thread & lanes - 1, lanes)
 
     def _emit_row(self, row: Value, first: Value, step: int) -> None:
         """Chunks from `first` on, in steps."""
@@ -100,7 +105,7 @@ class _Emitter:
             return top
 
         [top] = f.loop(first, chunks, step, [f.const(0.0, f32)], widen)
-        top = self._of_block(top) if kernel.by_columns else f.warp_max(top)
+        top = self._of_block(top) if kernel.by_columns else f.warp_max(top, kernel.lanes)
         power = power_of_two(f, top)
         factor = (f.i32(254 << 23) - power).bits(f32)
 
@@ -111,10 +116,7 @@ class _Emitter:
             for chunk in f.range(first, chunks, step):
                 self._store([v * factor for v in self._load(base, chunk)], to, chunk)
 
-        if kernel.by_columns:
-            f.if_(row < self.count, write)
-        else:
-            write()
+        f.if_(row < self.count, write)
 
     def _load(self, base: Value, chunk: Value) -> list[Value]:
         f, kernel, at = self.f, self.kernel, chunk * _CHUNK
@@ -131,12 +133,16 @@ class _Emitter:
         return found
 
     def _of_block(self, top: Value) -> Value:
-        """The largest of what the warps found in a row."""
+        """The largest of what the threads of a row found."""
         f = self.f
-        f.store_shared(top, f.thread() * 4)
+        for distance in (_BESIDE, 2 * _BESIDE):
+            top = f.max_fast(f.exchange(top, distance), top)
+        place = (f.thread() >> 5) * _BESIDE + f.lane32()
+        f.if_(f.lane32() < _BESIDE, lambda: f.store_shared(top, place * 4))
         f.barrier()
+        own = (f.thread() & _BESIDE - 1) * 4
         for i in range(_COLUMN_WARPS):
-            top = f.max_fast(f.load_shared(f.lane32() * 4, f32, 4 * WARP * i), top)
+            top = f.max_fast(f.load_shared(own, f32, 4 * _BESIDE * i), top)
         return top
 
     def _store(self, numbers: list[Value], to: Value, chunk: Value) -> None:
