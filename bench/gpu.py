@@ -21,6 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bench import gpu_f32
 from bench.common import Bar, arguments, finish
 from bench.gpu_batches import batch_bars, starts, torch_batch
 from bench.peers import torch_gpu
@@ -161,6 +162,7 @@ class Bench:
             ("gemv", self._gemv),
             ("gemm", self._gemm),
             ("attention", self._attention),
+            ("f32", self._f32),
         ):
             if name in parts:
                 part()
@@ -300,6 +302,15 @@ class Bench:
                 rate = flops / in_turns([timed], self.rounds)[0] / 1e12
                 print(f"attention {length} by torch's {kind}: {rate:.0f} TFLOP/s")
 
+    def _f32(self) -> None:
+        gpu_f32.products(self.device, self.torch, in_turns, self.rounds)
+        found = gpu_f32.encoder(self.device, self.torch, in_turns, self.rounds)
+        rates = [gpu_f32.BATCH / t for t in found]
+        print(f"f32 encoder, 32x128: {found[0] * 1e3:.2f} ms, {rates[0]:.0f} rows/s")
+        if self.torch is not None:
+            bar = Bar("gpu_encoder_f32_32x128", rates[0], "rows/s", "torch.compile", rates[1], 1.5)
+            self.bars.append(bar)
+
     def _model(self, kind: str) -> None:
         """Decode and prefill through `model.generate`."""
         import rlx
@@ -358,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("gpu", str(__doc__).splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
-    parser.add_argument("--parts", default="gemv,gemm,attention,model,long,batches,start")
+    parser.add_argument("--parts", default="gemv,gemm,attention,f32,model,long,batches,start")
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
     options = parser.parse_args(argv)

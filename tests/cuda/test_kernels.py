@@ -33,6 +33,7 @@ from rlx.backends.cuda.kernels.gemm.few_rows import FewRows, few_rows_for
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
 from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
+from rlx.backends.cuda.kernels.gemm.split_rows import SplitRows
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
@@ -205,6 +206,94 @@ def test_blocks_take_several_tiles_of_ragged_products(
         want = want + wide["b"] + wide["r"]
     off = np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want)
     assert off < (2**-9 if element == "bf16" else 2**-17)
+
+
+# -- products of two f32 matrices ------------------------------------------------------------------
+
+
+def strided_product(kind: str) -> tuple[Any, tuple[int, ...], tuple[int, ...], str]:
+    """A graph, the shapes of its inputs, and what it computes as einsum says it."""
+    forms: dict[str, Any] = {
+        "rows": (lambda g, x, w: g.matmul(x, w), (70, 100), (100, 42), "mk,kn->mn"),
+        "laid out": (
+            lambda g, x, w: g.matmul(x, g.transpose(w, (1, 0))),
+            (3, 50, 72), (66, 72), "amk,nk->amn",
+        ),
+        "gradient of a weight": (
+            lambda g, x, w: g.matmul(g.transpose(x, (1, 0)), w), (330, 37), (330, 50), "km,kn->mn"
+        ),
+        "scores": (
+            lambda g, x, w: g.matmul(g.transpose(x, (0, 2, 1, 3)), g.transpose(w, (0, 2, 3, 1))),
+            (2, 60, 3, 16), (2, 70, 3, 16), "bmhk,bnhk->bhmn",
+        ),
+        "sums of values": (
+            lambda g, x, w: g.matmul(x, g.transpose(w, (0, 2, 1, 3))),
+            (2, 3, 60, 50), (2, 50, 3, 18), "bhmk,bkhn->bhmn",
+        ),
+        "gradient of values": (
+            lambda g, x, w: g.matmul(g.transpose(x, (0, 1, 3, 2)), w),
+            (2, 2, 150, 40), (2, 2, 150, 24), "bhkm,bhkn->bhmn",
+        ),
+    }  # fmt: skip
+    found: tuple[Any, tuple[int, ...], tuple[int, ...], str] = forms[kind]
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind", ["rows", "laid out", "gradient of a weight", "scores", "sums of values",
+             "gradient of values"],
+)  # fmt: skip
+def test_products_of_f32_matrices(backend: CudaBackend, kind: str) -> None:
+    """Numbers of two parts have 22 bits of a row's largest: two roundings of 2⁻²³ in each of the
+    products, beside the sums' own. Rows of very different sizes keep theirs."""
+    build, left, right, formula = strided_product(kind)
+    made = compiled(backend, lambda g: build(g, g.input("x", left), g.input("w", right)))
+    kernels = [x.label.split("(")[0] for x in made.executable.program.launches]
+    assert kernels == ["split", "split", "gemm"]
+    x, w = draw(1, *left), draw(2, *right)
+    if kind == "rows":
+        x *= 10.0 ** (np.arange(70) % 30 - 15)[:, None]
+    want = np.einsum(formula, x.astype(np.float64), w.astype(np.float64))
+    largest = np.einsum(formula, np.abs(x), np.abs(w))
+    for _ in range(2):
+        [got] = made.run(x=x, w=w)
+        assert (np.abs(got - want) <= 2**-20 * largest.max(axis=-1, keepdims=True)).all()
+
+
+def test_f32_products_with_bias_and_gelu(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        x, w, b = g.input("x", ["n", 64]), g.input("w", [48, 64]), g.input("b", [48])
+        return g.gelu(g.add(g.matmul(x, g.transpose(w, (1, 0))), b))
+
+    made = compiled(backend, build, binding={"n": rlx.UpTo(170)})
+    w, b = draw(2, 48, 64), draw(3, 48)
+    for n in (170, 3):
+        x = draw(n, n, 64)
+        [want] = evaluate(graph_of(build), {"x": x, "w": w, "b": b}, {"n": n})
+        [got] = made.run(x=x, w=w, b=b)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    labels = [x.label.split("(")[0] for x in made.executable.program.launches]
+    assert labels == ["split", "split", "gemm"]
+
+
+@pytest.mark.parametrize(("heads", "mask"), [(2, "none"), (4, "causal")])
+def test_f32_attention_of_many_queries_is_two_products(
+    backend: CudaBackend, heads: int, mask: str
+) -> None:
+    """22 bits of each number of q, k, v and of the weights."""
+
+    def build(g: Graph) -> Any:
+        q, k, v = (g.input(n, [2, 64, (heads if n == "q" else 2) * 32]) for n in "qkv")
+        options = {"num_heads": heads, "num_kv_heads": 2, "head_dim": 32, "mask_kind": mask}
+        return g.attention(q, k, v, **options)
+
+    made = compiled(backend, build)
+    kernels = [x.label.split("(")[0] for x in made.executable.program.launches]
+    assert kernels.count("gemm") == 2 and "attention" not in kernels, kernels
+    given = {n: draw(i, 2, 64, (heads if n == "q" else 2) * 32) for i, n in enumerate("qkv")}
+    [want] = evaluate(graph_of(build), given)
+    [got] = made.run(given)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2**-18)
 
 
 def test_tensor_maps_follow_the_buffers_of_a_run(backend: CudaBackend) -> None:
@@ -673,6 +762,11 @@ HOT: list[GpuKernel] = [
             (64, 128, 3, 2, Epilogue(bf16, "silu", pair=True)),
         )
     ),
+    GroupGemm(
+        GroupTile(128, 128), f16, 1, 3 * 384, 1536, True, True, 1, Epilogue(f32, "gelu", bias=f32)
+    ),
+    GroupGemm(GroupTile(128, 256), f16, 1, 192, 128, True, True, 1, Epilogue(f32), batched=True),
+    *(SplitRows(384, True, by_columns, True) for by_columns in (False, True)),
     *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
     FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
     *(

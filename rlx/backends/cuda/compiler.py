@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from rlx.backends.cuda import lower_loops, lower_scatter, lower_top_k  # noqa: F401  (the table)
 from rlx.backends.cuda.fuse_rows import fuse_rows
-from rlx.backends.cuda.kernels.attention import lower_attention, lower_paged  # noqa: F401
+from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
+from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER
@@ -42,6 +43,7 @@ class Compiler:
     def rewrite_variant(self, graph: Graph) -> Graph:
         graph = fuse_rows(graph)
         if self.cpu == HOPPER:
+            graph = expand_attention(graph)
             graph = round_rows(graph)
         layouts = Layouts.of(graph)
         return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))

@@ -26,12 +26,16 @@ from rlx.backends.cuda.lowering import (
 )
 from rlx.backends.kernel_args import Scratch
 from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.passes.legalize import legalize
 
 _KEYS = 64  # of a block, at least
 _BLOCKS = 128  # of a decode step: enough to fill a GPU
 _FEW_BLOCKS = 256  # of a prefill: at most so many leave room for a second group of warps each
 _EXACT_ROWS = 128  # queries up to which blocks of Q8_0 are not rounded
+_MANY_ROWS = 32  # queries for which products pay
+_MOST_SCORES = 1 << 28  # bytes
 MOST_SHARED = 160 << 10  # bytes of shared memory of a block, on the GPUs that we know
 
 
@@ -58,6 +62,25 @@ def _by_tensor_cores(node: Node) -> bool:
     else:
         suited = rows != 1 and k.bytes == 2 and q.name in ("f32", k.name)
     return suited and op.head_dim % 16 == 0
+
+
+def expand_attention(graph: Graph) -> Graph:
+    """Many queries of keys in f32 as two products of f32 and a softmax, as far as the scores fit:
+    one query after the other would read all keys."""
+    if not any(_is_expanded(node) for node in graph.nodes):
+        return graph
+    return legalize(graph, lambda node: not _is_expanded(node))
+
+
+def _is_expanded(node: Node) -> bool:
+    if node.op.name != "attention" or any(v.dtype.name != "f32" for v in node.inputs[:3]):
+        return False
+    op: Any = node.op
+    batch, rows, keys = (upper_bound(d, node.graph.live) for d in _lengths(node))
+    scores = 4 * batch * op.num_heads * rows * keys
+    sizes = (d for v in node.inputs[:3] for d in v.shape.dims)
+    is_static = all(isinstance(d, int) for d in sizes)  # else products are loop nests
+    return is_static and rows >= _MANY_ROWS and keys % 2 == 0 and scores <= _MOST_SCORES
 
 
 def _scratch(node: Node) -> int:

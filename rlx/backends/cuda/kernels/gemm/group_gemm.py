@@ -55,9 +55,9 @@ class GroupTile:
 class GroupGemm(BlockKernel):
     """args: tensor map of x, rows between its planes, scales of rows (else 0), tensor map of the
     weight, of a second (else 0), scales of columns (else 0), partial results, counters, M, blocks
-    of the launch, then those of the epilogue
+    of the launch, if `batched` the number of products, then those of the epilogue
 
-    The weight is [n, k] row by row.
+    The weight is [n, k] row by row. Matrices of a batch, and scales, lie behind each other.
     """
 
     tile: GroupTile
@@ -70,6 +70,7 @@ class GroupGemm(BlockKernel):
     splits: int
     epilogue: Epilogue
     early: bool = False  # no kernel writes the weights: they are copied while the one in front ends
+    batched: bool = False
 
     @property
     def label(self) -> str:
@@ -128,10 +129,12 @@ class _Emitter:
         self.column_scales = f.arg(args, 5)
         self.partial, self.counters = f.arg(args, 6), f.arg(args, 7)
         self.m, self.blocks = f.arg(args, 8, i32), f.arg(args, 9, i32)
-        self.out = EpilogueArgs(f, kernel.epilogue, 10)
+        self.out = EpilogueArgs(f, kernel.epilogue, 11 if kernel.batched else 10)
         self.down = f.ceil_div(self.m, self.tile.m)
         self.across = -(-kernel.n // kernel.columns)
         self.items = self.down * (self.across * kernel.splits)
+        if kernel.batched:
+            self.items = self.items * f.arg(args, 10, i32)
         self.group = f.uniform(f.thread() >> 7)
         thread = f.thread() & GROUP - 1
         self.is_first = thread.eq(0)  # of its group
@@ -162,18 +165,23 @@ class _Emitter:
         f.wait_for_previous()
         f.if_(self.group.eq(2), self._emit_copies, self._emit_products)
 
-    def _place(self, item: Value) -> tuple[Value, Value, Value, Value]:
-        """Number, split, first row and first column of a tile."""
+    def _place(self, item: Value) -> tuple[Value, Value, Value, Value, Value]:
+        """Number, split, first row, first column and product of a tile."""
         f, kernel = self.f, self.kernel
         per = self.across * _RASTER
         number = item.udiv(kernel.splits) if kernel.splits > 1 else item
         split = item - number * kernel.splits
-        band = number.udiv(per)
-        left = number - band * per
+        product, inside = f.i32(0), number
+        if kernel.batched:
+            each = self.down * self.across
+            product = number.udiv(each)
+            inside = number - product * each
+        band = inside.udiv(per)
+        left = inside - band * per
         height = f.min(self.down - band * _RASTER, _RASTER)
         right = left.udiv(height)
         row = (band * _RASTER + left - right * height) * self.tile.m
-        return number, split, row, right * kernel.columns
+        return number, split, row, right * kernel.columns, product
 
     def _each_tile(self, body: Callable[..., list[Value]]) -> None:
         """Call `body` with each tile of this block, its place, and the stage and parity of its
@@ -207,8 +215,10 @@ class _Emitter:
 
     def _copy(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:
         f, kernel = self.f, self.kernel
-        _, split, row, column = place
+        _, split, row, column, product = place
         first, last = self._steps(split)
+        if kernel.batched:
+            row, column = row + product * self.m, column + product * kernel.n
 
         def emit_step(step: Value, stage: Value, parity: Value) -> list[Value]:
             full, at = stage * 8 + _FULL, stage * kernel.stage_bytes + _FIRST
@@ -244,7 +254,9 @@ class _Emitter:
         f = self.f
 
         def begin() -> None:
-            _, split, _, column = self._place(f.block_number())
+            _, split, _, column, product = self._place(f.block_number())
+            if self.kernel.batched:
+                column = column + product * self.kernel.n
             first, last = self._steps(split)
             for i in range(self.kernel.stages):
                 copy = partial(self._copy_weights, first + i, f.i32(i), column)
@@ -260,7 +272,7 @@ class _Emitter:
 
     def _multiply(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:
         f = self.f
-        number, split, row, column = place
+        number, split, row, column, product = place
         first, last = self._steps(split)
 
         def emit_step(
@@ -277,9 +289,9 @@ class _Emitter:
         sums = f.finish_group(sums)
         f.if_(self.is_first, lambda: f.arrive(before * 8 + _EMPTY))
         if self.kernel.splits == 1:
-            self._store(row, column, sums)
+            self._store(row, column, product, sums)
         else:
-            self._combine(number, split, row, column, sums)
+            self._combine(number, split, (row, column, product), sums)
         return [stage, parity]
 
     def _begin(self, stage: Value, sums: list[Value]) -> list[Value]:
@@ -300,16 +312,16 @@ class _Emitter:
         return sums
 
     def _combine(
-        self, number: Value, split: Value, row: Value, column: Value, sums: list[Value]
+        self, number: Value, split: Value, place: tuple[Value, Value, Value], sums: list[Value]
     ) -> None:
         """Keep the sums of this part; the last block of the tile adds up all parts."""
         f, kernel = self.f, self.kernel
 
-        def place(part: Value) -> Value:
+        def place_of(part: Value) -> Value:
             whole = (number * kernel.splits + part).to(i64) * (self.tile.m * self.tile.n)
             return f.gep(self.partial, whole + (f.thread() * 4).to(i64), 4)
 
-        to = place(split)
+        to = place_of(split)
         for i in range(0, len(sums), 4):
             f.store(f.join(sums[i : i + 4]), to, 4 * _MULTIPLIERS * i, align=16)
         counter = f.gep(self.counters, number.to(i64), 8)
@@ -317,22 +329,24 @@ class _Emitter:
 
         def finish() -> None:
             def add(part: Value, *totals: Value) -> list[Value]:
-                of, new = place(part), list[Value]()
+                of, new = place_of(part), list[Value]()
                 for i in range(0, len(sums), 4):
                     four = f.load(of, vec(4, f32), 4 * _MULTIPLIERS * i, align=16)
                     new += [totals[i + e] + f.extract(four, e) for e in range(4)]
                 return new
 
             zeros = [f.const(0.0, f32)] * len(sums)
-            self._store(row, column, f.loop(f.i32(0), f.i32(kernel.splits), 1, zeros, add))
+            self._store(*place, f.loop(f.i32(0), f.i32(kernel.splits), 1, zeros, add))
 
         f.if_(last, finish)
 
     # -- results ----------------------------------------------------------------------------------
 
-    def _store(self, row0: Value, column0: Value, sums: list[Value]) -> None:
+    def _store(self, row0: Value, column0: Value, product: Value, sums: list[Value]) -> None:
         """Finish and store the sums: all threads compute, with rows and columns that are there."""
         f, kernel = self.f, self.kernel
+        before = (product * self.m).to(i64) if kernel.batched else None  # rows of other products
+        self.scaled_from = product * kernel.n if kernel.batched else f.i32(0)
         shown = kernel.columns // self.tile.across // 8
         is_wide = kernel.epilogue.out.bytes == 2 and kernel.n % 8 == 0 and shown % 4 == 0
         step = 4 if is_wide else 1
@@ -341,6 +355,8 @@ class _Emitter:
         for half in range(2):
             row = row0 + self.row + 8 * half
             there = f.min(row, self.m - 1).to(i64)
+            if before is not None:
+                there = there + before
             scale = f.load(f.gep(self.scales, there, 4), f32) if kernel.scaled else None
             for first in range(0, shown, together):
                 made = [
@@ -351,7 +367,8 @@ class _Emitter:
                     if is_wide:
                         self._store_wide(row, column0 + 8 * (first + i), made[i : i + 4])
                     else:
-                        self._store_pair(row, column0 + self.column + 8 * (first + i), made[i])
+                        column = column0 + self.column + 8 * (first + i)
+                        self._store_pair(row, there, column, made[i])
 
     def _finished(
         self, sums: list[Value], j: int, half: int, row: Value, column0: Value, scale: Value | None
@@ -367,13 +384,14 @@ class _Emitter:
             totals = [v * scale for v in totals]
             others = None if others is None else [v * scale for v in others]
         if kernel.columns_scaled:
-            both = f.load(f.gep(self.column_scales, column, 4), vec(2, f32), align=8)
+            scales = f.gep(self.column_scales, column + self.scaled_from.to(i64), 4)
+            both = f.load(scales, vec(2, f32), align=8)
             totals = [v * f.extract(both, i) for i, v in enumerate(totals)]
         return self.out.finish_pair(totals, others, column, row * kernel.n + column)
 
-    def _store_pair(self, row: Value, column: Value, made: list[Value]) -> None:
+    def _store_pair(self, row: Value, there: Value, column: Value, made: list[Value]) -> None:
         f, n = self.f, self.kernel.n
-        at = row.to(i64) * n + column.to(i64)
+        at = there * n + column.to(i64)
         inside = (row < self.m) & (column < n)
         f.if_(inside, partial(self.out.store_pair, made[0], made[1], at))
 

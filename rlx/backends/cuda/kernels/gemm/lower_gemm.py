@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from rlx.backends.cuda.kernels.gemm.f32_product import f32_scratch, lower_f32
 from rlx.backends.cuda.kernels.gemm.few_rows import FEW, STEP, few_rows_for
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
@@ -41,7 +42,7 @@ _PRODUCTS = ("matmul", "fused_matmul_bias_act", "fused_swiglu")
 
 def _scratch(node: Node) -> int:
     """Temporaries of nests, or planes and partial results."""
-    nests = scratch_bytes(node)
+    nests = max(scratch_bytes(node), f32_scratch(node))
     if not is_product(node):
         return nests
     m = upper_bound(prod(node.inputs[0].shape.dims[:-1], start=1), node.graph.live)
@@ -61,6 +62,9 @@ def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
         return [_gemv(product, ctx)]
     if product is not None and _suits_gemm(product):
         return _gemm(product, ctx)
+    wide = lower_f32(node, ctx)
+    if wide is not None:
+        return wide
     if product is not None and suits_gemv(product, MOST_ROWS):
         return [_gemv_groups(product, ctx)]
     return lower_region(node, ctx)

@@ -40,16 +40,17 @@ class Plan:
 
 def plan_product(
     m: int, k: int, n: int, x: DType, w: DType, pair: bool = False, groups: bool = False,
-    planes: int | None = None,
+    planes: int | None = None, batch: int = 1, sums: int = 256,
 ) -> Plan:  # fmt: skip
-    """`groups`: by groups of four warps; `planes`: of x, if not those that its types ask for."""
+    """`groups`: by groups of four warps; `planes`: of x, if not those that its types ask for;
+    `batch`: so many products; `sums`: of a thread at most, times planes."""
     if planes is None:
         planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
     columns = 2 * n if pair else n
     tile: Tile | GroupTile
     if groups:
-        tile, splits = _cheapest(m, columns, k, max(planes, 1), pair)
-        tiles = -(-m // tile.m) * -(-columns // tile.n)
+        tile, splits = _cheapest(m, columns, k, max(planes, 1), batch, sums)
+        tiles = batch * -(-m // tile.m) * -(-columns // tile.n)
     else:
         tile, tiles = _largest(m, columns)
         splits = 1
@@ -70,27 +71,29 @@ def _largest(m: int, columns: int) -> tuple[Tile, int]:
     return known[found], counts[found]
 
 
-def _cheapest(m: int, columns: int, k: int, planes: int, pair: bool) -> tuple[GroupTile, int]:
+def _cheapest(
+    m: int, columns: int, k: int, planes: int, batch: int, sums: int
+) -> tuple[GroupTile, int]:
     """The tile and the number of parts of the least estimated time."""
     steps = -(-k // STEP)
     found: list[tuple[float, GroupTile, int]] = []
     for tile in GROUP_TILES:
-        if 3 * (planes * tile.m + tile.n) * 2 * STEP > 225 << 10 or tile.sums * planes > 256:
+        if 3 * (planes * tile.m + tile.n) * 2 * STEP > 225 << 10 or tile.sums * planes > sums:
             continue
         for splits in (1, 2, 3, 4, 6, 8):
             each = -(-steps // splits)
             if splits == 1 or (each >= 4 and (splits - 1) * each < steps):
-                cost = estimated_cycles(m, columns, steps, planes, tile, splits)
+                cost = estimated_cycles(m, columns, steps, planes, tile, splits, batch)
                 found.append((cost, tile, splits))
     _, tile, splits = min(found, key=lambda c: c[0])
     return tile, splits
 
 
 def estimated_cycles(
-    m: int, columns: int, steps: int, planes: int, tile: GroupTile, splits: int
+    m: int, columns: int, steps: int, planes: int, tile: GroupTile, splits: int, batch: int = 1
 ) -> float:
     """Cycles of a product by tiles of this size, each by `splits` blocks."""
-    items = -(-m // tile.m) * -(-columns // tile.n) * splits
+    items = batch * -(-m // tile.m) * -(-columns // tile.n) * splits
     active, waves = min(items, BLOCKS), -(-items // BLOCKS)
     products = planes * tile.m * tile.n * STEP / _PRODUCTS
     copied = (planes * tile.m + tile.n) * 2 * STEP / min(_COPIED, _ALL_COPIED / active)
