@@ -23,7 +23,7 @@ from rlx.errors import DTypeError, InputError, RlxError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Operand, Value, caller, infer, symbols_of
+from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.numpy import unify
@@ -81,6 +81,7 @@ class Trace:
         self.root.open_graphs.append(self.graph)
         self.captured: list[Array] = []
         self.operands: list[Value] = []  # values of the parent that the body uses
+        self.mapped_axis: tuple[str, Dim] | None = None  # of a `vmap` that names it, and its size
         self.prints: list[Any] = []  # what `debug.print` asked for: see `debug`
         self._values: dict[object, tuple[object, Value]] = {}  # keyed by identity, kept alive
         if parent is None:
@@ -207,10 +208,11 @@ class Trace:
         if guard[:4] not in [known[:4] for known in self.root.guards]:
             self.root.guards.append(guard)
 
-    def equate(self, symbol: str, dim: Dim, why: str) -> None:
-        """Let `dim` replace `symbol`, in all that was recorded so far. Calls are checked for it."""
+    def equate(self, symbol: str, dim: Dim, why: str, where: Origin | None = None) -> None:
+        """Let `dim` replace `symbol`, in all that was recorded so far. Calls are checked for it.
+        `where` is the line that needs it, by default the one that runs."""
         made = Expr({(symbol,): 1})
-        self._record(Guard(made, "==", dim, True, str(caller("", 2)), why))
+        self._record(Guard(made, "==", dim, True, str(where or caller("", 2)), why))
         self._replace(symbol, dim)
 
     def _replace(self, symbol: str, dim: Dim) -> None:
@@ -219,10 +221,10 @@ class Trace:
         for graph in root.open_graphs:
             graph.replace_symbol(symbol, dim)
 
-    def fix(self, dims: Sequence[Dim], why: str) -> None:
+    def fix(self, dims: Sequence[Dim], why: str, where: Origin | None = None) -> None:
         """Make the symbols of these sizes the numbers that they are in this call."""
         for symbol in sorted({s for d in dims if isinstance(d, Expr) for s in d.symbols}):
-            self.equate(symbol, self.root.hints[symbol], why)
+            self.equate(symbol, self.root.hints[symbol], why, where)
 
     def same_size(self, a: Dim, b: Dim, why: str) -> bool:
         """Whether two sizes are equal; ones that are equal in this call alone become one symbol."""
