@@ -335,6 +335,18 @@ class OpMethods:
     ) -> Value:
         """x [..., K] · dequant(w)ᵀ with w packed [N, row]; the result has the element type of
         x [rlx.ir.ops.dequant.DequantMatMul]"""
+    def dequant_matmul_transposed(
+        self,
+        x: Tensor,
+        w: Tensor,
+        scale: Tensor | None = None,
+        zp: Tensor | None = None,
+        *,
+        scheme: QuantScheme | str,
+        **result: Unpack[Result],
+    ) -> Value:
+        """x [..., N] · dequant(w) with w packed [N, row]: `dequant_matmul` transposed, as its
+        backward part needs it [rlx.ir.ops.dequant.DequantMatMulTransposed]"""
     def dequant_moe_weights(
         self,
         w: Tensor,
@@ -1703,6 +1715,17 @@ class ValueMethods:
     ) -> Value:
         """x · dequant(W), W packed [N, row bytes] and never unpacked as a whole
         [rlx.ir.blocks.linear.DequantMatmul]"""
+    def dequant_matmul_transposed(
+        self,
+        w: Tensor,
+        scale: Tensor | None = None,
+        zp: Tensor | None = None,
+        *,
+        scheme: QuantScheme | str,
+        **result: Unpack[Result],
+    ) -> Value:
+        """x [..., N] · dequant(w) with w packed [N, row]: `dequant_matmul` transposed, as its
+        backward part needs it [rlx.ir.ops.dequant.DequantMatMulTransposed]"""
     def dequant_moe_weights(
         self,
         expert: Tensor,

@@ -60,7 +60,7 @@ def open_adapter(path: str | os.PathLike[str], model: ModelFile) -> Adapter:
             raise FormatError("not an adapter folder", where=str(place), expected=_CONFIG)
         with SafetensorsFile(place / _TENSORS) as tensors:
             return _Reader(model, place, tensors, is_gguf=False).read(
-                _PEFT, _by_hf_name(model), _peft_scale(read_object(place / _CONFIG), str(place))
+                _PEFT, hf_names(model), _peft_scale(read_object(place / _CONFIG), str(place))
             )
     if not place.is_file():
         raise InputError("no such adapter", where=str(place), expected="a folder or a GGUF file")
@@ -156,8 +156,8 @@ class _Reader:
         return pairs_apart(b, heads) if self.is_gguf else pairs_together(b, heads)
 
 
-def _by_hf_name(model: ModelFile) -> dict[str, str]:
-    """Hugging Face's names → ours, of weights that are stored as they are used."""
+def hf_names(model: ModelFile) -> dict[str, str]:
+    """Hugging Face's names of weights → ours, of those that are stored as they are used."""
     return dict(_translated(model))
 
 

@@ -86,6 +86,7 @@ class Trace:
         self._values: dict[object, tuple[object, Value]] = {}  # keyed by identity, kept alive
         if parent is None:
             self.guards: list[Guard] = []
+            self.known: set[tuple[Dim, str, Dim, bool]] = set()  # what they say
             self.hints: dict[str, int] = {}  # the sizes of the call that is traced
             self.replaced: dict[str, Dim] = {}  # symbols that turned out to equal others
             self.quotients: dict[str, Dim] = {}  # symbols made for what a size is divided by
@@ -205,7 +206,8 @@ class Trace:
         return answer
 
     def _record(self, guard: Guard) -> None:
-        if guard[:4] not in [known[:4] for known in self.root.guards]:
+        if guard[:4] not in self.root.known:
+            self.root.known.add(guard[:4])
             self.root.guards.append(guard)
 
     def equate(self, symbol: str, dim: Dim, why: str, where: Origin | None = None) -> None:
@@ -217,7 +219,10 @@ class Trace:
 
     def _replace(self, symbol: str, dim: Dim) -> None:
         root, change = self.root, {symbol: dim}
-        root.replaced = {s: substitute(d, change) for s, d in root.replaced.items()} | change
+        for s, d in root.replaced.items():
+            if isinstance(d, Expr) and symbol in d.symbols:
+                root.replaced[s] = substitute(d, change)
+        root.replaced[symbol] = dim
         for graph in root.open_graphs:
             graph.replace_symbol(symbol, dim)
 
