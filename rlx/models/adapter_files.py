@@ -70,7 +70,7 @@ def open_adapter(path: str | os.PathLike[str], model: ModelFile) -> Adapter:
         config = read_object(place / _CONFIG)
         with SafetensorsFile(place / _TENSORS) as tensors:
             found = _Reader(model, place, tensors, is_gguf=False).read(
-                _PEFT, _by_hf_name(model), _peft_scale(config, str(place))
+                _PEFT, hf_names(model), _peft_scale(config, str(place))
             )
         if any((p.magnitude is None) == bool(config.get("use_dora")) for p in found.parts.values()):
             raise FormatError(
@@ -204,8 +204,8 @@ def hf_modules(model: ModelFile) -> dict[str, str]:
     return found
 
 
-def _by_hf_name(model: ModelFile) -> dict[str, str]:
-    """Hugging Face's names → ours, of weights that are stored as they are used."""
+def hf_names(model: ModelFile) -> dict[str, str]:
+    """Hugging Face's names of weights → ours, of those that are stored as they are used."""
     return dict(_translated(model))
 
 
