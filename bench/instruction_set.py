@@ -18,6 +18,7 @@ _PEERS = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # OpenVINO, torch
     "DNNL_MAX_CPU_ISA": "AVX2",  # its older name
     "ATEN_CPU_CAPABILITY": "avx2",  # torch
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",  # torch's GEMM
     "OPENBLAS_CORETYPE": "Zen",  # NumPy
     "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",  # JAX
     "BENCH_PEER_ISA": "avx2",  # bench/peers: ONNX Runtime, which has no switch

@@ -70,6 +70,7 @@ _HOMES = {
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
+    "rlx.numpy.collectives": "all_gather axis_index pmax pmean pmin psum",
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",
     "rlx.numpy.function_file": "load_function",

@@ -127,6 +127,14 @@ from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
+from rlx.numpy.collectives import (
+    all_gather as all_gather,
+    axis_index as axis_index,
+    pmax as pmax,
+    pmean as pmean,
+    pmin as pmin,
+    psum as psum,
+)
 from rlx.numpy.control_flow import (
     cond as cond,
     fori_loop as fori_loop,

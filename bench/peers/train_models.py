@@ -6,11 +6,14 @@ to learn; the images are noise around ten patterns.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 RATE, BETAS, DECAY, CLIP = 1e-3, (0.9, 0.95), 0.1, 1.0
+LORA_RATE = 2e-4
 Weights = dict[str, np.ndarray[Any, Any]]
 
 
@@ -30,8 +33,19 @@ class Cnn(NamedTuple):
     classes: int = 10
 
 
+class Lora(NamedTuple):
+    """Adapters of all matrices of the language model in `folder`."""
+
+    rank: int = 8
+    alpha: int = 16
+    context: int = 512
+    batch: int = 4
+    vocab: int = 49152
+    folder: str = ""
+
+
 SMALL = {"gpt": Gpt(2, 32, 2, 16, 3, 11), "cnn": Cnn((2, 4, 6, 8), 8, 5, 3)}  # for tests
-LARGE = {"gpt": Gpt(), "cnn": Cnn()}
+LARGE = {"gpt": Gpt(), "cnn": Cnn(), "lora": Lora()}
 
 
 def weights(model: str, sizes: Any) -> Weights:
@@ -40,7 +54,20 @@ def weights(model: str, sizes: Any) -> Weights:
     def normal(*shape: int, scale: float) -> np.ndarray[Any, Any]:
         return (rng.standard_normal(shape) * scale).astype(np.float32)
 
-    return (_gpt if model == "gpt" else _cnn)(sizes, normal)
+    return {"gpt": _gpt, "cnn": _cnn, "lora": _lora}[model](sizes, normal)
+
+
+def _lora(sizes: Lora, normal: Any) -> Weights:
+    """The matrices A of the adapters, by the names of modules; B begins as zeros."""
+    c = json.loads((Path(sizes.folder) / "config.json").read_text(encoding="utf-8"))
+    hidden, ffn, joined = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
+    inner = {"self_attn.q_proj": hidden, "self_attn.k_proj": hidden, "self_attn.v_proj": hidden,
+             "self_attn.o_proj": joined * c["head_dim"], "mlp.gate_proj": hidden,
+             "mlp.up_proj": hidden, "mlp.down_proj": ffn}  # fmt: skip
+    return {
+        f"model.layers.{i}.{name}": normal(sizes.rank, width, scale=(3 * width) ** -0.5)
+        for i in range(c["num_hidden_layers"]) for name, width in inner.items()
+    }  # fmt: skip
 
 
 def _gpt(sizes: Gpt, normal: Any) -> Weights:
@@ -75,7 +102,7 @@ def _cnn(sizes: Cnn, normal: Any) -> Weights:
 def batch(model: str, sizes: Any, step: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Inputs and targets of a step."""
     rng = np.random.default_rng([7, step])
-    if model == "gpt":
+    if model != "cnn":
         following = np.random.default_rng(1).integers(0, sizes.vocab, (sizes.vocab, 4))
         choices = rng.integers(0, 4, (sizes.batch, sizes.context + 1))
         text = np.zeros(choices.shape, np.int64)

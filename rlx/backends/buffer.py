@@ -13,7 +13,7 @@ import ctypes
 import mmap
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import prod
 from typing import Any
@@ -218,6 +218,12 @@ class Allocator(ABC):
     @abstractmethod
     def copy_out(self, buffer: Buffer, out: Array | None = None) -> Array:
         """Wait for all earlier work, then read the elements into `out` or a new array."""
+
+    def read_later(self, buffer: Buffer) -> Callable[[], Array]:
+        """Queue a read. The function it returns gives the elements once; it waits for the work
+        queued before, and where the device can, for nothing queued since."""
+        found = self.copy_out(buffer)
+        return lambda: found
 
     @abstractmethod
     def copy(self, target: Buffer, source: Buffer) -> None:

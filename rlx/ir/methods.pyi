@@ -236,6 +236,20 @@ class OpMethods:
     ) -> Value:
         """Transposed convolution: every element of `x [B, C, *n]` adds a scaled kernel to the
         output [rlx.ir.ops.conv.ConvTranspose]"""
+    def conv_weight_backward(
+        self,
+        x: Tensor,
+        dy: Tensor,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] = (1,),
+        padding: int | Sequence[int] = (0,),
+        dilation: int | Sequence[int] = (1,),
+        groups: int = 1,
+        **result: Unpack[Result],
+    ) -> Any:
+        """dw `[O, C/groups, *kernel]` of conv(x, w), from `x [B, C, *n]` and the cotangent of
+        the result, `dy [B, O, *windows]`: for each tap, the sum over images and windows of
+        dy · x [rlx.ir.ops.conv_backward.ConvWeightBackward]"""
     def copysign(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """|a| with the sign of b, also of −0 [rlx.ir.ops.binary.Copysign]"""
     def cos(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -321,6 +335,18 @@ class OpMethods:
     ) -> Value:
         """x [..., K] · dequant(w)ᵀ with w packed [N, row]; the result has the element type of
         x [rlx.ir.ops.dequant.DequantMatMul]"""
+    def dequant_matmul_transposed(
+        self,
+        x: Tensor,
+        w: Tensor,
+        scale: Tensor | None = None,
+        zp: Tensor | None = None,
+        *,
+        scheme: QuantScheme | str,
+        **result: Unpack[Result],
+    ) -> Value:
+        """x [..., N] · dequant(w) with w packed [N, row]: `dequant_matmul` transposed, as its
+        backward part needs it [rlx.ir.ops.dequant.DequantMatMulTransposed]"""
     def dequant_moe_weights(
         self,
         w: Tensor,
@@ -686,6 +712,18 @@ class OpMethods:
     ) -> Value:
         """The largest element of each window; NaN wins, padding never does
         [rlx.ir.ops.pool.MaxPool]"""
+    def max_pool_backward(
+        self,
+        x: Tensor,
+        dy: Tensor,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] = (),
+        padding: int | Sequence[int] = (0,),
+        **result: Unpack[Result],
+    ) -> Value:
+        """dx of max_pool(x) from x and the cotangent of the result: each goes to the first
+        largest element of its window, and where windows share elements they add up
+        [rlx.ir.ops.conv_backward.MaxPoolBackward]"""
     def maximum(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """the greater of a and b; NaN if either is [rlx.ir.ops.binary.Maximum]"""
     def mean(
@@ -1591,6 +1629,19 @@ class ValueMethods:
     ) -> Value:
         """Transposed convolution: every element of `x [B, C, *n]` adds a scaled kernel to the
         output [rlx.ir.ops.conv.ConvTranspose]"""
+    def conv_weight_backward(
+        self,
+        dy: Tensor,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] = (1,),
+        padding: int | Sequence[int] = (0,),
+        dilation: int | Sequence[int] = (1,),
+        groups: int = 1,
+        **result: Unpack[Result],
+    ) -> Any:
+        """dw `[O, C/groups, *kernel]` of conv(x, w), from `x [B, C, *n]` and the cotangent of
+        the result, `dy [B, O, *windows]`: for each tap, the sum over images and windows of
+        dy · x [rlx.ir.ops.conv_backward.ConvWeightBackward]"""
     def copysign(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """|a| with the sign of b, also of −0 [rlx.ir.ops.binary.Copysign]"""
     def cos(self, **result: Unpack[Result]) -> Value:
@@ -1653,6 +1704,17 @@ class ValueMethods:
     ) -> Value:
         """x · dequant(W), W packed [N, row bytes] and never unpacked as a whole
         [rlx.ir.blocks.linear.DequantMatmul]"""
+    def dequant_matmul_transposed(
+        self,
+        w: Tensor,
+        scale: Tensor | None = None,
+        zp: Tensor | None = None,
+        *,
+        scheme: QuantScheme | str,
+        **result: Unpack[Result],
+    ) -> Value:
+        """x [..., N] · dequant(w) with w packed [N, row]: `dequant_matmul` transposed, as its
+        backward part needs it [rlx.ir.ops.dequant.DequantMatMulTransposed]"""
     def dequant_moe_weights(
         self,
         expert: Tensor,
@@ -2035,6 +2097,17 @@ class ValueMethods:
     ) -> Value:
         """The largest element of each window; NaN wins, padding never does
         [rlx.ir.ops.pool.MaxPool]"""
+    def max_pool_backward(
+        self,
+        dy: Tensor,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] = (),
+        padding: int | Sequence[int] = (0,),
+        **result: Unpack[Result],
+    ) -> Value:
+        """dx of max_pool(x) from x and the cotangent of the result: each goes to the first
+        largest element of its window, and where windows share elements they add up
+        [rlx.ir.ops.conv_backward.MaxPoolBackward]"""
     def maximum(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """the greater of a and b; NaN if either is [rlx.ir.ops.binary.Maximum]"""
     def mean(

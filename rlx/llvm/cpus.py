@@ -91,6 +91,13 @@ _INTEL_MODELS = {
     0xCF: "emeraldrapids",
     **dict.fromkeys((0xAD, 0xAE), "graniterapids"),
 }
+# A hypervisor may give a CPU the model of an older one, and the features that it has all the same:
+# what no CPU had before the one named here, and the models that have it.
+_SINCE = {
+    "amx-fp16": ("graniterapids", {"graniterapids"}),
+    "amx-tile": ("sapphirerapids", {"sapphirerapids", "emeraldrapids", "graniterapids"}),
+    "avx512fp16": ("sapphirerapids", {"sapphirerapids", "emeraldrapids", "graniterapids"}),
+}
 
 _ARM, _AMPERE, _APPLE, _FUJITSU = 0x41, 0xC0, 0x61, 0x46
 _ARM_PARTS = {
@@ -190,6 +197,9 @@ def _x86_cpu(fields: dict[str, str], present: set[str]) -> str:
         name = _INTEL_MODELS[model]
         if name == "skylake-avx512" and "avx512vnni" in present:
             name = "cooperlake" if "avx512bf16" in present else "cascadelake"
+        for feature, (first, having) in _SINCE.items():
+            if feature in present and name not in having:
+                return first
         return name
     for level in ("x86-64-v4", "x86-64-v3", "x86-64-v2"):
         if NAMED[level][2] <= present:

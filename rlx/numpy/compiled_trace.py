@@ -16,6 +16,7 @@ from rlx.numpy.arguments import Data, Shapes
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.trace import Guard, Size, Trace
 from rlx.numpy.tree import LEAF, Structure, unflatten
+from rlx.numpy.written_attention import sizes_to_fix
 
 
 class Graphs(Protocol):
@@ -187,6 +188,8 @@ def finish(trace: Trace, leaves: list[Any], structure: Structure) -> tuple[Graph
     if not values:
         return None, result
     graph = trace.graph
+    for node, dims in list(sizes_to_fix(graph.set_outputs(*values), trace.hint)):
+        trace.fix([trace.resolve(d) for d in dims], "a number for attention", node.origin)
     graph.set_outputs(*values, names=[f"y{i}" for i in range(len(values))])
     return graph.copy(), result
 

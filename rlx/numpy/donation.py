@@ -73,19 +73,31 @@ def pairs(graph: Graph, donated: list[str], paths: list[str]) -> dict[str, str]:
     the output replaces, so that each element is written where it was read."""
     left = [graph.find(name) for name in donated]
     rows = list(zip(graph.output_names, graph.outputs, paths, strict=False))
-    fitting = [
-        (-_common_end(path, source.node.name), i, j)
-        for i, (_, output, path) in enumerate(rows)
-        for j, source in enumerate(left)
-        if source.shape == output.shape
-    ]
     found: dict[int, int] = {}
     taken: set[int] = set()
-    for _, i, j in sorted(fitting):
-        if i not in found and j not in taken:
-            found[i] = j
-            taken.add(j)
+    for least in _ENDS:  # longest first; all with all would be too many for hundreds of arrays
+        inputs: dict[Any, list[int]] = {}
+        for j, source in enumerate(left):
+            if j not in taken:
+                inputs.setdefault((source.shape, _end(source.node.name, least)), []).append(j)
+        fitting = [
+            (-_common_end(path, left[j].node.name), i, j)
+            for i, (_, output, path) in enumerate(rows)
+            if i not in found
+            for j in inputs.get((output.shape, _end(path, least)), ())
+        ]
+        for _, i, j in sorted(fitting):
+            if i not in found and j not in taken:
+                found[i] = j
+                taken.add(j)
     return {rows[i][0]: left[j].node.name for i, j in sorted(found.items())}
+
+
+_ENDS = (32, 16, 8, 0)  # characters that two names have in common at least
+
+
+def _end(name: str, count: int) -> str:
+    return name[-count:] if count else ""
 
 
 def _common_end(a: str, b: str) -> int:

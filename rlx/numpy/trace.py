@@ -23,7 +23,7 @@ from rlx.errors import DTypeError, InputError, RlxError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Operand, Value, caller, infer, symbols_of
+from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.numpy import unify
@@ -81,10 +81,12 @@ class Trace:
         self.root.open_graphs.append(self.graph)
         self.captured: list[Array] = []
         self.operands: list[Value] = []  # values of the parent that the body uses
+        self.mapped_axis: tuple[str, Dim] | None = None  # of a `vmap` that names it, and its size
         self.prints: list[Any] = []  # what `debug.print` asked for: see `debug`
         self._values: dict[object, tuple[object, Value]] = {}  # keyed by identity, kept alive
         if parent is None:
             self.guards: list[Guard] = []
+            self.known: set[tuple[Dim, str, Dim, bool]] = set()  # what they say
             self.hints: dict[str, int] = {}  # the sizes of the call that is traced
             self.replaced: dict[str, Dim] = {}  # symbols that turned out to equal others
             self.quotients: dict[str, Dim] = {}  # symbols made for what a size is divided by
@@ -204,25 +206,30 @@ class Trace:
         return answer
 
     def _record(self, guard: Guard) -> None:
-        if guard[:4] not in [known[:4] for known in self.root.guards]:
+        if guard[:4] not in self.root.known:
+            self.root.known.add(guard[:4])
             self.root.guards.append(guard)
 
-    def equate(self, symbol: str, dim: Dim, why: str) -> None:
-        """Let `dim` replace `symbol`, in all that was recorded so far. Calls are checked for it."""
+    def equate(self, symbol: str, dim: Dim, why: str, where: Origin | None = None) -> None:
+        """Let `dim` replace `symbol`, in all that was recorded so far. Calls are checked for it.
+        `where` is the line that needs it, by default the one that runs."""
         made = Expr({(symbol,): 1})
-        self._record(Guard(made, "==", dim, True, str(caller("", 2)), why))
+        self._record(Guard(made, "==", dim, True, str(where or caller("", 2)), why))
         self._replace(symbol, dim)
 
     def _replace(self, symbol: str, dim: Dim) -> None:
         root, change = self.root, {symbol: dim}
-        root.replaced = {s: substitute(d, change) for s, d in root.replaced.items()} | change
+        for s, d in root.replaced.items():
+            if isinstance(d, Expr) and symbol in d.symbols:
+                root.replaced[s] = substitute(d, change)
+        root.replaced[symbol] = dim
         for graph in root.open_graphs:
             graph.replace_symbol(symbol, dim)
 
-    def fix(self, dims: Sequence[Dim], why: str) -> None:
+    def fix(self, dims: Sequence[Dim], why: str, where: Origin | None = None) -> None:
         """Make the symbols of these sizes the numbers that they are in this call."""
         for symbol in sorted({s for d in dims if isinstance(d, Expr) for s in d.symbols}):
-            self.equate(symbol, self.root.hints[symbol], why)
+            self.equate(symbol, self.root.hints[symbol], why, where)
 
     def same_size(self, a: Dim, b: Dim, why: str) -> bool:
         """Whether two sizes are equal; ones that are equal in this call alone become one symbol."""

@@ -29,7 +29,7 @@ def vmap(
     `in_axes` names the axis of each argument (None: the same for all examples), as an int for all,
     a tuple with one entry per positional argument, or trees of them; `out_axes` where the axis is
     in the results. Arguments given by name are mapped over axis 0. `axis_name` lets the function
-    compute across examples: `psum(x, axis_name)`. `axis_size` is needed where no argument is
+    compute across examples: `rlx.psum(x, axis_name)`. `axis_size` is needed where no argument is
     mapped.
     """
     if not callable(function):
@@ -39,8 +39,9 @@ def vmap(
         axes = _per_argument(in_axes, len(args))
         numbers = [_spread(axes[i], x, f"argument {i}") for i, x in enumerate(args)]
         numbers += [_spread(0, x, name) for name, x in named.items()]
-        call = _Mapped(function, args, named, [n for part in numbers for n in part], axis_size)
-        return call.run(out_axes, axis_name)
+        flat = [n for part in numbers for n in part]
+        call = _Mapped(function, args, named, flat, axis_size, axis_name)
+        return call.run(out_axes)
 
     @functools.wraps(function)
     def transformed(*args: Any, **named: Any) -> Any:
@@ -55,11 +56,11 @@ class _Mapped(TracedFunction):
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], named: dict[str, Any],
-        axes: list[int | None], size: int | None,
+        axes: list[int | None], size: int | None, name: str | None,
     ) -> None:  # fmt: skip
         # arguments given by name follow the positional ones
         self.names_of, self.positional = list(named), len(args)
-        self.axes, self.given_size = axes, size
+        self.axes, self.given_size, self.axis_name = axes, size, name
 
         def call(*everything: Any) -> Any:
             rest = dict(zip(self.names_of, everything[self.positional :], strict=True))
@@ -82,16 +83,18 @@ class _Mapped(TracedFunction):
             axes.append(None if axis is None else axis % rank)
         self.axes = axes
         self.size = _common_size(parent, values, axes, self.names, self.given_size)
+        if self.axis_name is not None:
+            self.body.trace.mapped_axis = self.axis_name, self.size
         return [_Example(v, a) for v, a in zip(values, axes, strict=True)]  # type: ignore[misc]
 
-    def run(self, out_axes: Axes, axis_name: str | None) -> Any:
+    def run(self, out_axes: Axes) -> Any:
         # late: most programs map nothing
         from rlx.passes.batching import batch
 
         g = self.parent.graph
         axes = [*self.axes, *[None] * (len(self.operands) - len(self.axes))]
         outputs, flags = batch(
-            g, self.graph, self.operands, axes, self.parent.resolve(self.size), axis_name
+            g, self.graph, self.operands, axes, self.parent.resolve(self.size), self.axis_name
         )
         results = self.results(outputs)
         tree = self.tree(results)

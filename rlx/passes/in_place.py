@@ -8,7 +8,7 @@ nothing reads the input after the output is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlx.ir.graph import Graph
 from rlx.ir.lir import View, works_in_place
@@ -55,26 +55,39 @@ def in_place_outputs(
     """Outputs that can have the memory of an input, and that input. `donated` names an input for
     an output; `roots` are the values that views are views of; `shapes` are those of the variant."""
     inputs = {node.name: node.output for node in graph.sources("input")}
+    readers = _readers(graph, roots, [inputs[name] for name in donated.values() if name in inputs])
     found: dict[Value, Value] = {}
     for name, output in zip(graph.output_names, graph.outputs, strict=True):
         source = inputs.pop(donated.get(name, ""), None)
         if source is None or output in roots:
             continue
-        if shapes[source] == shapes[output] and _is_safe(graph, output.node, source, roots, shapes):
+        if shapes[source] == shapes[output] and _is_safe(
+            readers[source], output.node, source, roots, shapes
+        ):
             found[output] = source
     return found
 
 
+def _readers(
+    graph: Graph, roots: Mapping[Value, Value], sources: Sequence[Value]
+) -> dict[Value, list[Node]]:
+    """The nodes that read these values; views are read through their own readers."""
+    found: dict[Value, list[Node]] = {source: [] for source in sources}
+    for node in graph.nodes:
+        read = {root for v in node.inputs if (root := roots.get(v, v)) in found}
+        if read and not all(v in roots for v in node.outputs):
+            for source in read:
+                found[source].append(node)
+    return found
+
+
 def _is_safe(
-    graph: Graph,
+    readers: Sequence[Node],
     writer: Node,
     source: Value,
     roots: Mapping[Value, Value],
     shapes: Mapping[Value, Shape],
 ) -> bool:
-    readers = [n for n in graph.nodes if any(roots.get(v, v) is source for v in n.inputs)]
-    # views are read through their own readers
-    readers = [n for n in readers if not all(v in roots for v in n.outputs)]
     if any(n.id > writer.id for n in readers):
         return False
     if writer not in readers:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from cli_support import CONTEXT, KV_HEADS, LAYERS
 
+from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.registry import Device
 from rlx.llvm.disk_cache import DiskCache
+from rlx.llvm.target import Target
 from rlx.support import machine
 
 HEAD_BYTES = 8 * 2  # eight elements of f16
@@ -24,9 +26,25 @@ def test_doctor_knows_the_machine(rlx: Any, own_cache: Path) -> None:
     assert 0 < found["machine"]["free_memory_bytes"] <= found["machine"]["memory_bytes"]
     assert found["machine"]["threads"] >= 1
     assert ("avx2" in found["machine"]["features"]) == (found["machine"]["vector_bits"] >= 256)
-    assert found["machine"]["int8_dot_product"] in ("vpdpbusd", "pmaddubsw", "sdot", "as floats")
+    dot = found["machine"]["int8_dot_product"].removeprefix("AMX, one row ")
+    assert dot in ("vpdpbusd", "pmaddubsw", "sdot", "as floats")
     assert found["cache"]["kernels_directory"] == str(own_cache / "kernels")
     assert "native code" in rlx("doctor").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "dot", "tiles"),
+    [
+        ("sapphirerapids", "AMX, one row vpdpbusd", True),
+        ("icelake-server", "vpdpbusd", False),
+        ("x86-64-v3", "pmaddubsw", False),
+        ("x86-64", "as floats", False),
+    ],
+)
+def test_doctor_names_the_instruction_of_int8_products(name: str, dot: str, tiles: bool) -> None:
+    found = CpuBackend(Target.named(name)).inspection().machine()
+    assert found["int8_dot_product"] == dot
+    assert ("amx_int8" in found["features"]) == ("amx_bf16" in found["features"]) == tiles
 
 
 def test_a_device_without_native_code() -> None:

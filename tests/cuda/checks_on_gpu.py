@@ -245,6 +245,36 @@ def cubins_are_kept_on_disk() -> None:
     assert again.compile_count == 0
 
 
+@check
+def a_tiny_gpt_is_trained() -> None:
+    """Some steps of AdamW, forward, backward and update in one program: the losses and weights of
+    the reference, and nothing of a step is done by the host."""
+    from tiny_training import Gpt, batches, make_step, weights_of
+
+    wanted: dict[str, Any] = {}
+    for device in ("reference", "cuda"):
+        with rlx.default_device("reference"):
+            model = Gpt(vocab=11, context=8, width=24, heads=2, layers=2)
+            params = weights_of(model)
+        step, state = make_step(model, params, device)
+        losses = []
+        for ids, targets in batches(11, 8, count=8):
+            params, state, loss = step(params, state, ids, targets)
+            losses.append(float(loss))
+        found = {**{n: np.asarray(p) for n, p in params.items()}, "losses": np.array(losses)}
+        if device == "reference":
+            wanted = found
+            assert losses[-1] < 0.9 * losses[0], losses
+    # a step of Adam is about the rate (0.01) whatever the gradient's size: where that is nearly
+    # zero its rounding shows, so weights may differ by some rounding of it, 8 steps long
+    np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=1e-4)
+    for name, want in wanted.items():
+        assert np.linalg.norm(found[name] - want) <= 2e-3 * np.linalg.norm(want) + 1e-5, name
+    reports = [x.compiled.template.result.dispatch_report for x in step._exact.values()]
+    assert reports
+    assert not [x for r in reports for x in r.rows if x.outcome == "host"], str(reports[0])
+
+
 class Letters:
     """A tokenizer: token t is the character chr(256 + t)."""
 

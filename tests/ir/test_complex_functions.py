@@ -49,7 +49,9 @@ SPECIAL = {
     "sinh": [(z(-0.0, 0.0), z(-0.0, 0.0)), (z(INF, 0.0), z(INF, 0.0)),
              (z(NAN, 0.0), z(NAN, 0.0)), (z(1.0, INF), z(NAN, NAN))],
     "tanh": [(z(INF, 1.0), z(1.0, 0.0)), (z(NAN, 0.0), z(NAN, 0.0)),
-             (z(1.0, INF), z(NAN, NAN)), (z(30.0, INF), z(NAN, NAN))],
+             (z(1.0, INF), z(NAN, NAN)), (z(30.0, INF), z(NAN, NAN)),
+             (z(INF, 2.0), z(1.0, 0.0)), (z(INF, -2.0), z(1.0, -0.0)),  # sin 4 < 0
+             (z(-INF, 2.0), z(-1.0, 0.0)), (z(INF, INF), z(1.0, 0.0))],
     "acos": [(z(1.0, INF), z(PI / 2, -INF)), (z(-INF, 1.0), z(PI, -INF)),
              (z(INF, INF), z(PI / 4, -INF)), (z(0.0, NAN), z(PI / 2, NAN)),
              (z(NAN, INF), z(NAN, -INF))],

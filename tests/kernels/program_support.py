@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +24,10 @@ from rlx.passes.views import insert_contiguous
 
 V3 = Target.named("x86-64-v3")
 HOST = Target.host()
+WITHOUT_TILES = replace(HOST, features=tuple(f for f in HOST.features if "amx" not in f))
+EMULATED = replace(WITHOUT_TILES, emulates_amx=True)
+TILED = [EMULATED, HOST] if HOST.amx_int8 and HOST.amx_bf16 else [EMULATED]
+"""Targets with AMX's tile registers: emulated in memory, and those of this CPU if it has any."""
 TARGETS = [t for t in (HOST, V3) if t.runs_on(HOST)]
 SETUPS = [(t, nth) for t in TARGETS for nth in (1, 2, 3)]
 """Every target that runs here, with 1, 2 and 3 workers."""

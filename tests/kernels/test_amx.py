@@ -1,7 +1,7 @@
 """AMX's tiles: what is emitted, and their emulation against NumPy.
 
-No machine with AMX is needed: kernels run with tiles emulated in memory, and what they would run is
-read as assembly.
+Kernels run with tiles emulated in memory, on a CPU with AMX in its registers too; what others would
+run is read as assembly.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from program_support import EMULATED, TILED
 
 from rlx.errors import CodegenError
 from rlx.llvm.amx import Tiles
@@ -20,8 +20,6 @@ from rlx.llvm.builder import Module
 from rlx.llvm.jit import Unit, compile_unit
 from rlx.llvm.target import Target
 
-HOST = Target.host()
-EMULATED = replace(HOST, emulates_amx=True)
 SAPPHIRE = Target.named("sapphirerapids")
 SHAPES = [((16, 64), (16, 64), (16, 64)), ((5, 28), (5, 12), (3, 28))]
 
@@ -42,12 +40,19 @@ def product(target: Target, kind: str, shapes: Sequence[tuple[int, int]]) -> Mod
 
 
 def run(kind: str, shapes: Sequence[tuple[int, int]], *operands: np.ndarray) -> np.ndarray:
-    """The total's memory, 16 rows of 80 bytes."""
+    """The total's memory, 16 rows of 80 bytes, which is the same on all targets."""
+    found = [_run(target, kind, shapes, operands) for target in TILED]
+    assert len({total.tobytes() for total in found}) == 1
+    return found[0]
+
+
+def _run(
+    target: Target, kind: str, shapes: Sequence[tuple[int, int]], operands: Sequence[np.ndarray]
+) -> np.ndarray:
     memory = [np.full((16, 80), 0xA5, np.uint8) for _ in operands]
     for place, rows, shape in zip(memory, operands, shapes, strict=True):
         place[: shape[0], : shape[1]] = rows.view(np.uint8)
-    module = product(EMULATED, kind, shapes)
-    kernel = compile_unit(Unit(module.text(), EMULATED))
+    kernel = compile_unit(Unit(product(target, kind, shapes).text(), target))
     call = kernel.function("kernel", None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     args = (ctypes.c_void_p * 3)(*(m.ctypes.data for m in memory))
     call(ctypes.addressof(args), 0, 1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from gemm_support import draw
-from program_support import TARGETS, Native
+from program_support import EMULATED, TARGETS, TILED, Native
 from qgemm_support import SCHEMES, columns, random_weight
 
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
@@ -108,9 +107,9 @@ def test_matmul_with_constant_weights(x, w, k, n):
 
 
 def test_matmul_in_tile_registers():
-    """AMX's tiles of bf16, here emulated."""
+    """AMX's tiles of bf16."""
     case = dense("bf16", "bf16", 200, 70, plain)
-    case.check([replace(TARGETS[0], emulates_amx=True)], [2])
+    case.check(TILED, [2])
 
 
 @pytest.mark.slow
@@ -199,16 +198,16 @@ def test_quantised_matmul(scheme):
     quantised(scheme, lambda g, rows, w: g.dequant_matmul(rows[0], *w, scheme=scheme)).check()
 
 
-@pytest.mark.skipif(not (TARGETS[0].avx512 and TARGETS[0].vnni), reason="one row: vpdpbusd, zmm")
+@pytest.mark.skipif(not (EMULATED.avx512 and EMULATED.vnni), reason="one row: vpdpbusd, zmm")
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "int8"])
 def test_tile_registers(name):
-    """A single row takes vectors, others AMX's tiles, here emulated."""
-    scheme, target = QuantScheme.parse(name), replace(TARGETS[0], emulates_amx=True)
+    """A single row takes vectors, others AMX's tiles."""
+    scheme = QuantScheme.parse(name)
 
     def build(g, rows, w):
         return g.dequant_matmul(rows[0], *w, scheme=scheme)
 
-    quantised(scheme, build).check([target], [2])
+    quantised(scheme, build).check(TILED, [2])
 
 
 @pytest.mark.slow

@@ -1,14 +1,14 @@
-"""GEMM of two bf16 matrices in AMX's tiles: emulated in memory, and the code of Sapphire Rapids."""
+"""GEMM of two bf16 matrices in AMX's tiles: emulated in memory and the CPU's own, and the code of
+Sapphire Rapids."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from gemm_support import draw
-from program_support import HOST, Native
+from program_support import EMULATED, TILED, Native
 
 from rlx.backends.cpu.kernels.gemm.bf16_gemm import Bf16Gemm
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
@@ -21,7 +21,6 @@ from rlx.ir.interp import evaluate
 from rlx.llvm.target import Target
 from rlx.passes.prepare import split_prepare
 
-EMULATED = replace(HOST, emulates_amx=True)
 SAPPHIRE = Target.named("sapphirerapids")
 BF16 = DType.of("bf16")
 # A tile and less, parts of panels and of tiles of k, more than a block of rows and of k
@@ -40,12 +39,15 @@ def packed_names(graph: Graph) -> list[str]:
 
 
 def run(graph: Graph, arrays: dict[str, np.ndarray], workers: int = 2) -> np.ndarray:
-    graph = pack_weights(graph, EMULATED)
-    assert packed_names(graph) == ["tiles32"]
-    main, prepare = split_prepare(graph)
-    made = dict(zip(prepare.output_names, evaluate(prepare, {"w": arrays["w"]}), strict=True))
-    [got] = Native(main, EMULATED, workers, {}).run({**arrays, **made})
-    return got
+    results = []
+    for target in TILED:
+        packed = pack_weights(graph.copy(), target)
+        assert packed_names(packed) == ["tiles32"]
+        main, prepare = split_prepare(packed)
+        made = dict(zip(prepare.output_names, evaluate(prepare, {"w": arrays["w"]}), strict=True))
+        results += Native(main, target, workers, {}).run({**arrays, **made})
+    assert len({got.tobytes() for got in results}) == 1, "the CPU's tiles against emulated ones"
+    return results[0]
 
 
 def sums(x: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -93,6 +93,31 @@ flags : fpu cx8 sse sse2 avx512f amx_bf16 avx512_fp16 amx_tile amx_int8
 """
 
 
+MASKED = """processor : 0
+vendor_id : GenuineIntel
+cpu family : 6
+model : 167
+model name : Intel(R) Xeon(R) Processor
+flags : fpu lm cx8 sse sse2 avx512f avx512_vnni {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu"),
+    [
+        ("", "rocketlake"),
+        ("avx512_fp16", "sapphirerapids"),
+        ("avx512_fp16 amx_tile amx_int8 amx_bf16", "sapphirerapids"),
+        ("avx512_fp16 amx_tile amx_int8 amx_bf16 amx_fp16", "graniterapids"),
+    ],
+)
+def test_features_that_a_model_never_had_name_the_cpu(flags, cpu):
+    """A virtual machine with the model of Rocket Lake and the features of its host."""
+    assert from_cpuinfo(MASKED.format(flags), "x86_64")[0] == cpu
+    emerald = MASKED.replace("model : 167", "model : 207").format("avx512_fp16 amx_tile")
+    assert from_cpuinfo(emerald, "x86_64")[0] == "emeraldrapids"
+
+
 @pytest.mark.parametrize("granted", [True, False])
 def test_tiles_need_the_permission_of_linux(granted, monkeypatch, tmp_path):
     text = tmp_path / "cpuinfo"
@@ -188,8 +213,9 @@ def test_llvm_agrees_about_this_machine():
     theirs = dict(llvm.get_host_cpu_features())
     for feature in Target.host().features:
         name = feature[1:]
-        # Linux hides these by its settings or for faults of a processor; no kernel uses them.
-        if name in theirs and name not in ("shstk", "pku", "rdseed"):
+        # Linux hides these by its settings, for faults of a processor, or has no name for them; no
+        # kernel uses them.
+        if name in theirs and name not in ("shstk", "pku", "rdseed", "amx-fp16"):
             assert (feature[0] == "+") == theirs[name], name
 
 

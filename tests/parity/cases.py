@@ -491,6 +491,12 @@ def quantised() -> Iterator[Case]:
             lambda g, x, *w, scheme=scheme: g.dequant_matmul(x, *w, scheme=scheme),
             60000, "sum", consts=consts, reason="8-bit activations",
         )  # fmt: skip
+        # 18 products of numbers below 1, summed in another order
+        yield Case(
+            "dequant_matmul_transposed", name, {"x": Arg(("n", 18))},
+            lambda g, x, *w, scheme=scheme: g.dequant_matmul_transposed(x, *w, scheme=scheme),
+            12, "sum", consts=consts,
+        )  # fmt: skip
         yield Case(
             "dequant_gather", name,
             {"i": Arg(("n",), "i32", data=lambda dims, r: r.integers(0, 18, dims))},

@@ -354,3 +354,48 @@ def test_many_requests_share_pages(folder: Path) -> None:
             replies = [engine.submit(p, temperature=0.0, max_tokens=4) for p in prompts]
             found.append([reply.wait().tokens for reply in replies])
     assert found[0] == found[1]
+
+
+def test_runs_are_queued_before_tokens_are_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that stop at a token, have penalties, come later or end at different lengths give
+    the tokens of each alone; a run too many leaves nothing behind in pages that others share."""
+    prompts = [[*PROMPT, *range(i + 1)] for i in range(4)]
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0.0, "max_tokens": 9},
+        {"temperature": 0.9, "seed": 3, "max_tokens": 14},
+        {"temperature": 0.7, "seed": 5, "max_tokens": 3},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "max_tokens": 4},
+    ]
+    with rlx.load(folder, device="reference", kv="f32") as model:
+        free = model.generate(prompts[1], stream=False, **asked[1]).tokens
+        asked[1]["stop_tokens"] = frozenset([free[5]])
+        wanted = [
+            model.generate(p, stream=False, **how).tokens
+            for p, how in zip(prompts, asked, strict=True)
+        ]
+    assert len(wanted[1]) < len(free)
+    order: list[str] = []
+    with rlx.Engine(folder, requests=3, kv="f32", cache_tokens=512, device="opaque") as engine:
+        runner, take_in = engine.runner, engine._take_in
+        queue_next = runner.queue_next
+
+        def noted_next(run: Any) -> Any:
+            order.append("queue")
+            return queue_next(run)
+
+        def noted_take_in(*given: Any) -> None:
+            order.append("read")
+            take_in(*given)
+
+        monkeypatch.setattr(runner, "queue_next", noted_next)
+        monkeypatch.setattr(engine, "_take_in", noted_take_in)
+        for chosen in ([1], [0, 1, 2], [0, 1, 2, 3], [1, 1, 0]):
+            replies = [engine.submit(prompts[i], **asked[i]) for i in chosen]
+            assert [r.wait().tokens for r in replies] == [wanted[i] for i in chosen]
+        assert "".join(o[0] for o in order).count("qrqr") > 2, order
+        reply = engine.submit(prompts[0], temperature=0.0, max_tokens=200)
+        assert next(iter(reply)) and not reply.ended
+        reply.close()
+        assert engine.drain(5) and not engine.stats().running

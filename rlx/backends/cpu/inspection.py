@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.backend import CpuBackend
     from rlx.backends.cpu.lowering import KernelLaunch
 
-_FEATURES = ("avx2", "avx512", "vnni", "fma", "f16c", "neon", "dotprod")  # those that kernels use
+# those that kernels use
+_FEATURES = (
+    "avx2", "avx512", "vnni", "bf16", "amx_int8", "amx_bf16", "fma", "f16c",
+    "neon", "dotprod", "i8mm",
+)  # fmt: skip
 _HEAD = re.compile(r"^; kernel ([0-9a-f]{64}) (?:(asm)|llvm (\w+) (\d))(?: .*)?$", re.MULTILINE)
 _ASSEMBLE = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).compile())"
 
@@ -75,15 +79,17 @@ class CpuInspection(Inspection):
         return Target.names()
 
     def machine(self, threads: int | None = None) -> dict[str, Any]:
+        from rlx.backends.cpu.kernels.qgemm.amx_gemm import suits_tiles
         from rlx.backends.cpu.kernels.qgemm.dot import dot_kind
 
         target = self.backend.target
         kind = dot_kind(target)
+        dot = kind.instruction if kind else "as floats"
         return {
             "target": target.cpu + (" (RLX_TARGET)" if setting("RLX_TARGET") else ""),
             "vector_bits": target.vector_bits,
             "features": [name for name in _FEATURES if getattr(target, name)],
-            "int8_dot_product": kind.instruction if kind else "as floats",
+            "int8_dot_product": f"AMX, one row {dot}" if suits_tiles(target) else dot,
             "cores": f"{physical_cores()} physical, {usable_cores()} usable",
             "threads": worker_count(threads),
         }

@@ -238,7 +238,7 @@ class Graph:
 
 
 class Event:
-    """A point in a stream, for timing."""
+    """A point in a stream, to wait for and for timing."""
 
     def __init__(self, stream: Stream) -> None:
         stream.gpu.activate()
@@ -254,9 +254,14 @@ class Event:
         call("cuEventRecord", self.handle, self.stream.handle)
         return self
 
+    def wait(self) -> None:
+        """Wait until the stream has reached it."""
+        self.stream.gpu.activate()
+        call("cuEventSynchronize", self.handle)
+
     def seconds_since(self, start: Event) -> float:
         """Between two recorded events, once the stream has reached this one."""
-        call("cuEventSynchronize", self.handle)
+        self.wait()
         found = c_float()
         call("cuEventElapsedTime", byref(found), start.handle, self.handle)
         return found.value / 1e3

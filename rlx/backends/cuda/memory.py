@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.buffer import DeviceAllocator
-from rlx.backends.cuda.driver import Gpu, Stream, call
+from rlx.backends.buffer import Buffer, DeviceAllocator
+from rlx.backends.cuda.driver import Event, Gpu, Stream, call
 from rlx.ir.op import Array
 
 _SMALL = 1 << 15  # bytes
@@ -25,6 +25,9 @@ class CudaAllocator(DeviceAllocator):
         self.device = f"cuda:{gpu.index}"
         self._checks: dict[int, Callable[[], None]] = {}  # of queued runs, by owner
         self._sources: list[bytes] = []  # of queued copies
+        self._reads: dict[
+            int, list[tuple[Array, Event]]
+        ] = {}  # pinned memory to read into, by size
 
     # -- the six methods ------------------------------------------------------------------------
 
@@ -73,6 +76,24 @@ class CudaAllocator(DeviceAllocator):
         raw.fill(0)
         return raw[:size].view(dtype).reshape(shape)
 
+    def read_later(self, buffer: Buffer) -> Callable[[], Array]:
+        source, size = self._own(buffer), buffer.nbytes
+        free = self._reads.setdefault(size, [])
+        raw, event = free.pop() if free else (self.staging((size,), np.uint8), Event(self.stream))
+        self.gpu.activate()
+        to, of = c_void_p(raw.ctypes.data), c_ulonglong(source.handle + source.offset)
+        call("cuMemcpyDtoHAsync_v2", to, of, c_size_t(size), self.stream.handle)
+        event.record()
+
+        def wait() -> Array:
+            event.wait()
+            self._run_checks()
+            found = raw.view(buffer.dtype).reshape(buffer.shape).copy()
+            free.append((raw, event))
+            return found
+
+        return wait
+
     def free_bytes(self) -> int:
         return self.gpu.memory()[0]
 
@@ -91,6 +112,9 @@ class CudaAllocator(DeviceAllocator):
     def synchronize(self) -> None:
         self.stream.synchronize()
         self._sources.clear()
+        self._run_checks()
+
+    def _run_checks(self) -> None:
         while self._checks:
             self._checks.popitem()[1]()
 

@@ -176,8 +176,10 @@ def _tanh(g: Graph, a: Value, b: Value) -> Parts:
     re, im = beta * g.sqrt(s * s + 1.0) * s / below, tangent / below
     far = g.gt(g.abs(a), 22.0)
     edge = g.sin(b) * g.cos(b) * 4.0 * g.exp(g.abs(a) * -2.0)
-    endless = g.logical_and(g.is_inf(a), g.logical_not(g.is_finite(b)))
-    edge = g.where(endless, _number(g, 0.0), edge)
+    # at ∞ + iy it is 0 with the sign of y, as the array API asks, and not that of sin 2y
+    zero = _number(g, 0.0)
+    end = g.where(g.is_finite(b), g.copysign(zero, b), zero)
+    edge = g.where(g.is_inf(a), end, edge)
     re = g.where(far, g.copysign(edge * 0.0 + 1.0, a), re)  # NaN where edge is
     im = g.where(far, edge, im)
     re = g.where(g.logical_and(g.eq(a, 0.0), g.logical_not(g.is_finite(b))), a, re)

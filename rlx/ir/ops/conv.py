@@ -212,7 +212,7 @@ class Conv(Op):
         return Cost(outputs[0].num_elements * taps * 2, _traffic(inputs, outputs))
 
 
-def _dilated(g: Graph, x: Value, axis: int, factor: int) -> Value:
+def dilated(g: Graph, x: Value, axis: int, factor: int) -> Value:
     """x with `factor - 1` zeros between neighbours along an axis."""
     if factor == 1:
         return x
@@ -307,7 +307,7 @@ class ConvTranspose(Op):
         y = wide(g, x)
         for i, stride in enumerate(window.stride):
             reach = window.span[i] - 1
-            y = _dilated(g, y, i + 2, stride)
+            y = dilated(g, y, i + 2, stride)
             low, high = reach - window.low[i], reach - window.high[i] + extra[i]
             y = _padded_or_cropped(g, y, i + 2, low, high)
         c, out, *kernel = w.shape.dims

@@ -119,6 +119,43 @@ class DequantMatMul(Op):
         return matmul_cost(inputs, outputs, inputs[0].dims[-1])
 
 
+@op("dequant_matmul_transposed", group="matmul", is_anchor=True)
+class DequantMatMulTransposed(Op):
+    """x [..., N] · dequant(w) with w packed [N, row]: `dequant_matmul` transposed, as its backward
+    part needs it."""
+
+    scheme: QuantScheme
+
+    def infer(
+        self, x: Shape, w: Shape, scale: Shape | None = None, zp: Shape | None = None
+    ) -> Shape:
+        require_float(x, "x")
+        require_rank(w, 2, "w")
+        if x.rank == 0:
+            raise ShapeError("x is a scalar", got=x, expected="[..., N]")
+        k = packed_columns(self.scheme, w, scale, zp)
+        require_same(x.dims[-1], w.dims[0], "columns of x against the packed rows")
+        return Shape((*x.dims[:-1], k), x.dtype)
+
+    def reference(
+        self, x: Array, w: Array, scale: Array | None = None, zp: Array | None = None
+    ) -> Array:
+        dtype = DType.of(x.dtype)
+        with quiet():
+            wide, weights = widened(dtype, x, decode(self.scheme, w, scale, zp))
+            return rounded(wide @ weights, dtype)
+
+    def decompose(self, g: Graph, x: Value, *packed: Value) -> Any:
+        """With the weight unpacked."""
+        table, *sides = packed
+        every = g.iota((table.shape.dims[0],), dtype=i32)
+        weight = g.dequant_gather(table, every, *sides, scheme=self.scheme)
+        return cast(g, g.matmul(_computed(g, x), weight), x.shape.dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return matmul_cost(inputs, outputs, inputs[0].dims[-1])
+
+
 @op("dequant_grouped_matmul", group="matmul", is_anchor=True, runs_in_low_precision=True)
 class DequantGroupedMatMul(Op):
     """Row t of x [T, K] · dequant(w[expert[t]])ᵀ; w packed [E, N, row] -> [T, N]."""

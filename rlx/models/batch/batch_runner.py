@@ -14,7 +14,7 @@ from rlx.models.batch.kv_pool import KVPool
 from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
-from rlx.models.batch.step_result import DeviceRows, StepResult, on_host
+from rlx.models.batch.step_result import DeviceRows, QueuedRun, StepResult, on_host
 from rlx.models.batch.token_sampler import TokenSampler
 from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
@@ -47,6 +47,7 @@ class BatchRunner(ModelRunner):
         for graph in self._graphs.values():
             share_states(graph, shared)
         self.sampler = TokenSampler(pool, self.compile)
+        self._kept: dict[tuple[int, ...], Buffer] = {}  # drawn tokens, by their number
 
     def check(self, tokens: Sequence[int]) -> None:
         hint = "make the engine with a larger context=, or shorten the prompt"
@@ -86,7 +87,40 @@ class BatchRunner(ModelRunner):
         fitting = [w for w in self.pool.widths if max(tokens, rows) <= w]
         return self._graphs[str(fitting[0]) if fitting and self.pool.draws else "any"]
 
+    # -- runs that follow each other ---------------------------------------------------------------
+
+    def can_follow(self, scheduled: Sequence[ScheduledTokens]) -> bool:
+        """Whether the next run of the same requests can be queued before the tokens of this one
+        are known: each decodes one, and a device draws them all."""
+        return self.pool.draws and self.config.recurrent is None and all(
+            part.count == 1 and not part.draft and self.sampler.is_plain(part.request)
+            for part in scheduled
+        )  # fmt: skip
+
+    def queue(self, scheduled: Sequence[ScheduledTokens]) -> QueuedRun:
+        """Queue a run of requests that `can_follow`."""
+        return self._queue(*self._prepared(self._graph_for(scheduled), scheduled))
+
+    def queue_next(self, run: QueuedRun) -> QueuedRun:
+        """Queue the run of the tokens that `run` draws, whatever they are."""
+        given = dict(run.inputs)
+        at = given["positions"] = given["positions"] + np.int32(1)
+        given["rng"] = given["rng"] + np.array([0, 1], np.uint64)
+        given["slots"] = self._slots(given["rows"], at)
+        given["ids"] = run.tokens.view(0, given["ids"].shape, np.int32)
+        return self._queue(run.graph, given, run.count)
+
+    def _slots(self, row: Any, at: Any) -> Any:
+        """Where positions of requests lie in the KV cache."""
+        return self.page_table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE)
+
     def _run(self, graph: CompiledGraph, scheduled: Sequence[ScheduledTokens]) -> StepResult:
+        if self.pool.draws:
+            return self._queue(*self._prepared(graph, scheduled)).result()
+        (logits,) = graph.run(self._inputs(graph, scheduled))
+        return StepResult(logits[0])
+
+    def _inputs(self, graph: CompiledGraph, scheduled: Sequence[ScheduledTokens]) -> dict[str, Any]:
         ids: list[int] = []
         rows: list[int] = []
         positions: list[int] = []
@@ -103,41 +137,48 @@ class BatchRunner(ModelRunner):
             picked += range(len(ids) - part.rows, len(ids))
         at, row = np.array(positions, np.int32), np.array(rows, np.int32)
         given: dict[str, Any] = {"ids": [ids], "rows": row, "positions": at, "adapters": which}
-        given["slots"] = self.page_table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE)
+        given["slots"] = self._slots(row, at)
         if self.config.recurrent is not None:
             given = {n: np.reshape(a, (len(scheduled), -1)) for n, a in given.items()}
             given["states"] = [part.request.row for part in scheduled]
             given["fresh"] = [part.request.done == 0 for part in scheduled]
         given |= {"table": self.page_table, "picked": picked}
-        inputs = {n: np.asarray(given[n], np.int32) for n in graph.input_names if n in given}
-        if self.pool.draws:
-            return self._run_on_device(graph, inputs, *self.sampler.settings_of(scheduled))
-        (logits,) = graph.run(inputs)
-        return StepResult(logits[0])
+        return {n: np.asarray(given[n], np.int32) for n in graph.input_names if n in given}
 
-    def _run_on_device(
-        self, graph: CompiledGraph, inputs: dict[str, Any], rng: Any, settings: Any
-    ) -> StepResult:
-        """Logits stay on the device. Where there is code for exactly so many tokens, the last one
-        is repeated: it is computed, and written, once more."""
+    def _prepared(
+        self, graph: CompiledGraph, scheduled: Sequence[ScheduledTokens]
+    ) -> tuple[CompiledGraph, dict[str, Any], int]:
+        """The inputs of a run that draws, and how many tokens it does. Where there is code for
+        exactly so many, the last one is repeated: it is computed, and written, once more."""
+        inputs = self._inputs(graph, scheduled)
+        rng, settings = self.sampler.settings_of(scheduled)
         inputs |= {"rng": rng, "settings": settings}
-        count, executable = len(rng), graph.executable
-        entries = executable.manifest.inputs
-        for entry in entries:
+        for entry in graph.executable.manifest.inputs:
             inputs[entry.name] = _repeated(inputs[entry.name], entry.shape.dims)
+        return graph, inputs, len(rng)
+
+    def _queue(self, graph: CompiledGraph, inputs: dict[str, Any], count: int) -> QueuedRun:
+        """Queue a run; logits stay on the device."""
+        executable = graph.executable
         sizes = {"picked": len(inputs["picked"]), "seq": inputs["ids"].shape[-1]}
         sizes["runs"] = inputs["ids"].shape[0]
         live = {n: sizes[n] for n in executable.lir.live}
-        graph.run_slots(*(inputs[entry.name] for entry in entries), sizes=live)
+        graph.run_slots(*(inputs[e.name] for e in executable.manifest.inputs), sizes=live)
         logits, tokens = (
             executable.slot(executable.manifest.find(name), live) for name in ("logits", "tokens")
         )
+        kept = self._kept.get(tokens.shape)
+        if kept is None:  # the next run may take the place of the slot before it reads
+            kept = self._kept[tokens.shape] = graph.allocator.alloc(tokens.shape, tokens.dtype)
+        graph.allocator.copy(kept, tokens)
         rows = logits.view(0, tokens.shape + logits.shape[-1:], logits.dtype)
-        return StepResult(DeviceRows(rows, 0, count), tokens.copy_out()[:count].tolist())
+        read = graph.allocator.read_later(kept)
+        return QueuedRun(graph, inputs, count, DeviceRows(rows, 0, count), kept, read)
 
     def close(self) -> None:
         """Free executables, weights and KV cache."""
         self._graphs.clear()
+        self._kept.clear()
         del self.sampler
         super().close()
 

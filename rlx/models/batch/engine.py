@@ -43,7 +43,7 @@ from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.reply import Reply, wake
 from rlx.models.batch.request import Request, Terms
 from rlx.models.batch.scheduler import ScheduledTokens, Scheduler, tokens_of
-from rlx.models.batch.step_result import on_host
+from rlx.models.batch.step_result import StepResult, on_host
 from rlx.models.batch.step_timer import SECONDS, StepTimer
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
@@ -298,8 +298,49 @@ class Engine(Unpicklable):
         if not scheduled:
             return
         start = time.perf_counter()
+        if self.runner.can_follow(scheduled):
+            self._run_queued(scheduled, start)
+        else:
+            self._take_in(scheduled, self.runner.run(scheduled), start)
+
+    def _run_queued(self, scheduled: Sequence[ScheduledTokens], start: float) -> None:
+        """Runs of the same requests, each queued before the tokens of the one before are read, so
+        that the device goes on while the host is at them. A request that ends has a token too many
+        in the run that is queued then: nobody looks at it, and its place in the KV cache is behind
+        the tokens that others may share."""
+        run = self.runner.queue(scheduled)
+        parts = scheduled
+        while True:
+            goes_on = len(parts) == len(scheduled) and self._goes_on(parts)
+            following = self.runner.queue_next(run) if goes_on else None
+            result = run.result()
+            if len(parts) < len(scheduled):
+                pairs = zip(scheduled, result.tokens or (), strict=True)
+                result = StepResult(result.logits, [t for p, t in pairs if p in parts])
+            self._take_in(parts, result, start)
+            parts = [part for part in parts if part.request.row >= 0]
+            if following is None or not parts:
+                return
+            run, start = following, time.perf_counter()
+
+    def _goes_on(self, parts: Sequence[ScheduledTokens]) -> bool:
+        """Whether the run behind the next one has the same requests, as far as can be told before
+        tokens are known: nobody comes or goes, and each has room for two tokens more."""
+        with self._wake:
+            scheduler = self._scheduler
+            return (
+                not (self._closed or self._cancelled)
+                and len(scheduler.running) == len(parts)
+                and not scheduler.can_admit
+                and not scheduler.is_late
+                and all(part.request.goes_on(2) for part in parts)
+            )
+
+    def _take_in(
+        self, scheduled: Sequence[ScheduledTokens], result: StepResult, start: float
+    ) -> None:
+        """Give the tokens of a run to their requests."""
         wanted = [part for part in scheduled if part.rows]
-        result = self.runner.run(scheduled)
         rows = result.logits
         accepted, errors = dict[Request, int](), dict[Request, Exception]()
         drawing: list[tuple[ScheduledTokens, int]] = []  # with the first of their rows

@@ -90,6 +90,11 @@ class Request:
         """Whether readers know of the end."""
         return self.outlet.ended
 
+    def goes_on(self, tokens: int) -> bool:
+        """Whether so many tokens more fit, if none of them ends the generation."""
+        left = self.settings.max_tokens - len(self.result.tokens)
+        return min(left, self.most - len(self.tokens)) >= tokens
+
     def receive(self, token: int, logits: Any) -> None:
         """Add a token that was drawn from `logits`."""
         self._state.push(token, logits)

@@ -72,6 +72,16 @@ class Scheduler:
     def is_busy(self) -> bool:
         return bool(self.running) or len(self.queue) > 0
 
+    @property
+    def can_admit(self) -> bool:
+        """Whether one that waits may be admitted now."""
+        return len(self.queue) > 0 and bool(self.free_rows) and not self._blocked
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time of a request may be over."""
+        return bool(self._deadlines) and self._deadlines[0][0] <= self.clock()
+
     # -- requests come and go -----------------------------------------------------------------
 
     def add(self, request: Request) -> None:

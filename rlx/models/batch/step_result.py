@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rlx.backends.buffer import Buffer
 from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.runtime.compiled import CompiledGraph
 
 
 class DeviceRows:
@@ -48,3 +51,19 @@ class StepResult:
 
     logits: Any  # an array, or rows of a device
     tokens: Sequence[int] | None = None  # where a device has drawn them
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run that a device has yet to do, or does now."""
+
+    graph: CompiledGraph
+    inputs: Mapping[str, Any]  # what it was given
+    count: int  # tokens that it draws
+    logits: DeviceRows
+    tokens: Buffer  # where they will be, for the next run to read
+    read: Callable[[], Any]  # waits for them
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        return StepResult(self.logits, self.read()[: self.count].tolist())

@@ -55,6 +55,13 @@ class TokenSampler:
             penalties.entry_point.grammar or request.settings.speculate
         )
 
+    def is_plain(self, request: Request) -> bool:
+        """Whether the device draws the tokens of a request, and nothing else of a run is read."""
+        asked = request.settings
+        return request.penalties is None and not (asked.speculate or asked.logprobs) and (
+            request.scores is None or not request.scores.is_due
+        )  # fmt: skip
+
     def settings_of(self, scheduled: Sequence[ScheduledTokens]) -> tuple[Any, Any]:
         """Random numbers [n, 2] and settings [n, 4] of all rows of a run, which draws itself."""
         rng: list[Any] = []

@@ -72,6 +72,8 @@ def _cross_entropy(
 ) -> Any:  # fmt: skip
     order = [a for a in range(logits.shape.rank) if a != axis]
     x = g.transpose(logits, (*order, axis))
+    if not (is_log or smoothing or targets.shape.dtype.is_float or weight is not None):
+        return _fused_entropy(g, x, targets, reduction, ignore)
     scores = x if is_log else g.log_softmax(x, axis=-1)
     if targets.shape.dtype.is_float:
         return _soft_entropy(g, scores, g.transpose(targets, (*order, axis)), weight, reduction,
@@ -93,6 +95,17 @@ def _cross_entropy(
     if reduction == "mean":
         return g.div(g.sum(losses), g.sum(count))
     return _reduced(g, losses, reduction)
+
+
+def _fused_entropy(g: Graph, x: Value, targets: Value, reduction: str, ignore: int | None) -> Any:
+    """Of class numbers alone: no probabilities are stored, here or in the backward part."""
+    losses, _ = g.softmax_cross_entropy(x, targets, ignore_index=ignore)
+    if reduction == "mean" and ignore is not None:
+        kept = g.cast(g.ne(targets, ignore), losses.shape.dtype)
+        found = g.div(g.sum(losses), g.sum(kept))
+    else:
+        found = _reduced(g, losses, reduction)
+    return g.cast(found, x.shape.dtype)
 
 
 def _classes(g: Graph, x: Value) -> Any:

@@ -36,7 +36,7 @@ def _leading(op: Any, g: Graph, inputs: Values, mapped: Flags, over: MappedAxis)
 
 ROWS = {
     "rms_norm": 1, "layer_norm": 1, "fused_residual_rms_norm": 2, "fused_residual_layer_norm": 2,
-    "dequant_matmul": 1, "lora_matmul": 1,
+    "dequant_matmul": 1, "dequant_matmul_transposed": 1, "lora_matmul": 1,
 }  # fmt: skip
 """How many operands of an op are rows [..., n]; the others are weights of all rows."""
 

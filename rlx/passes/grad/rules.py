@@ -58,7 +58,7 @@ NOT_DIFFERENTIABLE = {
 
 _FILES = (
     "elementwise", "layouts", "indexing", "reductions", "products", "control_flow",
-    "linalg", "fused", "quantized", "transforms", "wrappers", "collectives",
+    "linalg", "fused", "convolution", "quantized", "transforms", "wrappers", "collectives",
 )  # fmt: skip
 
 

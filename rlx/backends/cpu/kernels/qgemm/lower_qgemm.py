@@ -21,6 +21,7 @@ from rlx.backends.cpu.kernels.qgemm.qgemm import (
     routed_rows,
 )
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, RepackColumnTiles
+from rlx.backends.cpu.kernels.qgemm.transposed_gemm import TransposedDequantGemm
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import column_tile_layout
@@ -170,6 +171,39 @@ def _dequant_scratch(node: Node, target: Target, threads: int) -> int:
 @lowers("dequant_matmul", when=_is_narrow, scratch=_dequant_scratch)
 def lower_dequant(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [_DequantProblem(node, ctx.target).step(node)]
+
+
+def _transposed_spec(node: Node) -> TransposedDequantGemm:
+    op: Any = node.op
+    epilogue = Epilogue(node.output.dtype)
+    return TransposedDequantGemm(
+        node.inputs[0].dtype, f32, epilogue, packed=False, w_unit="n", scheme=op.scheme
+    )
+
+
+def _transposed_scratch(node: Node, target: Target, threads: int) -> int:
+    live = node.graph.live
+    sizes = (_rows(node.output.shape), *(v.shape.dims[-1] for v in (node.output, node.inputs[0])))
+    m, n, k = (upper_bound(d, live) for d in sizes)
+    return aligned(_transposed_spec(node).scratch(target, m, n, k)) * threads
+
+
+@lowers("dequant_matmul_transposed", when=_is_narrow, scratch=_transposed_scratch)
+def lower_transposed(node: Node, ctx: Context) -> list[KernelLaunch]:
+    x, w, *rest = node.inputs
+    spec, n = _transposed_spec(node), w.shape.dims[0]
+    scale, zp = _scale_and_zp(rest)
+    groups = rest[0].shape.dims[-1] if rest else 0
+    args: dict[str, KernelArg] = {
+        "x": Pointer(x), "w": Pointer(w), "out": Pointer(node.output),
+        "scratch": Scratch(node), "worker_bytes": _transposed_scratch(node, ctx.target, 1),
+        "m": _rows(x.shape), "n": node.output.shape.dims[-1], "k": n,
+        "x_stride_m": n * x.dtype.bytes, "x_stride_k": x.dtype.bytes,
+        "w_stride_n": 0, "w_stride_k": 0, "scale": scale, "zp": zp,
+        "row": w.shape.dims[-1] * w.dtype.bytes, "scale_row": groups * 4,
+        "zp_row": groups if spec.scheme.has_zero_point else 0,
+    }  # fmt: skip
+    return [_launch(node, spec, [args[name] for name in spec.args], scratch=True)]
 
 
 @lowers("dequant_grouped_matmul", when=_is_narrow, scratch=_dequant_scratch)
