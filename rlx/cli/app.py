@@ -19,6 +19,7 @@ from rlx.cli import (
     console,
     doctor,
     embed,
+    finetune,
     inspect,
     profile,
     pull,
@@ -125,6 +126,7 @@ _add("pull", "Models", pull.pull)
 _add("list", "Models", pull.list_models)
 _add("rm", "Models", pull.remove_models)
 _add("quantize", "Models", quantize_model.quantize)
+_add("finetune", "Models", finetune.finetune)
 _add("compile", "Models", compile.compile_)
 _add("inspect", "See inside", inspect.inspect)
 _add("profile", "See inside", profile.profile)

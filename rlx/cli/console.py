@@ -115,7 +115,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
         def show(text: str) -> None:
             status.update(f"{plain(text)} …")
 
-        with _shows_stages(what, show):
+        with shows_stages(what, show):
             yield show
 
 
@@ -123,7 +123,8 @@ _waits: list[tuple[str, Callable[[str], None]]] = []  # spinners and bars: own t
 
 
 @contextmanager
-def _shows_stages(what: str, show: Callable[[str], None]) -> Iterator[None]:
+def shows_stages(what: str, show: Callable[[str], None]) -> Iterator[None]:
+    """What `stages` reports in this block is shown by `show`; `what` is shown between stages."""
     _waits.append((what, show))
     try:
         yield
@@ -219,5 +220,5 @@ def counted(what: str, total: int | None, unit: str = "") -> Iterator[Any]:
     )
     with rp.Progress(*columns, console=out, transient=True) as bar:
         task = bar.add_task(what, total=total or None)
-        with _shows_stages(what, lambda text: bar.update(task, description=plain(text))):
+        with shows_stages(what, lambda text: bar.update(task, description=plain(text))):
             yield lambda count=1: bar.advance(task, count)

@@ -51,9 +51,9 @@ class JsonLines:
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        offset, length, line = self._rows[index].tolist()
+        offset, length, _ = self._rows[index].tolist()
         data = os.pread(self._file.fileno(), length, offset)
-        where = f"{self.name}:{line}"
+        where = self.where(index)
         if len(data) != length:
             raise FormatError(
                 "the file was cut while it was read", where=where, got=f"{len(data)} bytes",
@@ -65,6 +65,10 @@ class JsonLines:
                 "JSON that nests too deep", where=where, expected=f"at most {self.max_depth} levels"
             )
         return found
+
+    def where(self, index: int) -> str:
+        """File and line of an object, for messages."""
+        return f"{self.name}:{self._rows[index]['line']}"
 
     def close(self) -> None:
         """Close the file."""

@@ -24,7 +24,10 @@ from rlx.models.rope_tables import pairs_apart, pairs_together
 from rlx.models.weights import Weights
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
-_PEFT = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+PEFT_PREFIX = "base_model.model."
+_PEFT = re.compile(
+    rf"(?:{re.escape(PEFT_PREFIX)})?(.+)\.lora_(?:([AB])(?:\.default)?\.weight|magnitude_vector)"
+)
 _GGUF = re.compile(r"(.+\.weight)\.lora_([ab])")
 _MOST_RANK = 1 << 12
 # of which GGUF keeps the rows of q and k in another order
@@ -48,7 +51,13 @@ def add_adapter(
     name = (place.stem if place.is_file() else place.name) if name is None else name
     if name in adapters:
         raise OptionError("an adapter of that name is loaded", where="name", got=name)
-    adapters[name] = open_adapter(path, model)
+    made = open_adapter(path, model)
+    if made.has_magnitudes:
+        raise UnsupportedError(
+            "an adapter with DoRA cannot run beside the weights", where=str(place),
+            hint="merge=True adds it to float weights",
+        )  # fmt: skip
+    adapters[name] = made
     return name
 
 
@@ -58,10 +67,17 @@ def open_adapter(path: str | os.PathLike[str], model: ModelFile) -> Adapter:
     if place.is_dir():
         if not (place / _CONFIG).is_file():
             raise FormatError("not an adapter folder", where=str(place), expected=_CONFIG)
+        config = read_object(place / _CONFIG)
         with SafetensorsFile(place / _TENSORS) as tensors:
-            return _Reader(model, place, tensors, is_gguf=False).read(
-                _PEFT, hf_names(model), _peft_scale(read_object(place / _CONFIG), str(place))
+            found = _Reader(model, place, tensors, is_gguf=False).read(
+                _PEFT, hf_names(model), _peft_scale(config, str(place))
             )
+        if any((p.magnitude is None) == bool(config.get("use_dora")) for p in found.parts.values()):
+            raise FormatError(
+                "lengths of rows that the configuration does not say", where=str(place),
+                got=f"use_dora {config.get('use_dora')}", expected="magnitudes of all, or of none",
+            )  # fmt: skip
+        return found
     if not place.is_file():
         raise InputError("no such adapter", where=str(place), expected="a folder or a GGUF file")
     with GgufFile(place) as file:
@@ -88,17 +104,18 @@ class _Reader:
                     "a tensor that is not half of a low-rank pair", where=str(self.place),
                     got=tensor, expected="lora_A and lora_B of matrices",
                 )  # fmt: skip
-            pairs.setdefault(found[1], {})[found[2].lower()] = tensor
+            half = found[2].lower() if found[2] else "magnitude"
+            pairs.setdefault(found[1], {})[half] = tensor
         if not pairs:
             raise FormatError("an adapter without tensors", where=str(self.place))
         parts = {}
         for theirs, pair in pairs.items():
             name = self._name(theirs, ours)
-            if pair.keys() != {"a", "b"}:
-                (half,) = pair.values()
+            if not pair.keys() >= {"a", "b"}:
                 raise FormatError(
-                    "half of a low-rank pair is missing", where=str(self.place), got=half
-                )
+                    "half of a low-rank pair is missing", where=str(self.place),
+                    got=", ".join(pair.values()),
+                )  # fmt: skip
             parts[name] = self._part(theirs, name, pair, scale)
         return Adapter(self.place, parts)
 
@@ -129,31 +146,62 @@ class _Reader:
                 expected=f"[rank, {inner}] and [{out}, rank]",
             )  # fmt: skip
         b = b.astype(np.float32) * np.float32(scale(theirs, rank))
-        return LowRank(a.astype(np.float32), self._rows(name, b))
+        magnitude = pair.get("magnitude")
+        lengths = None if magnitude is None else self._lengths(name, magnitude, out)
+        return LowRank(a.astype(np.float32), self._rows(name, b), lengths)
+
+    def _lengths(self, name: str, tensor: str, out: int) -> Array:
+        found = self._floats(tensor, rank=1).astype(np.float32)
+        if len(found) != out:
+            raise FormatError(
+                "an adapter does not fit its weight", where=f"{self.place}: {tensor}",
+                got=len(found), expected=out,
+            )  # fmt: skip
+        rows: Array = self._rows(name, found[:, None])[:, 0]
+        return rows
 
     def _matrix(self, tensor: str) -> Array:
+        return self._floats(tensor, rank=2)
+
+    def _floats(self, tensor: str, rank: int) -> Array:
         info = self.file.tensors[tensor]
-        if info.packed or not info.dtype.is_float or len(info.shape) != 2:
+        if info.packed or not info.dtype.is_float or len(info.shape) != rank:
             raise UnsupportedError(
-                "an adapter's tensor is a matrix of floats", where=str(self.place),
-                got=f"{tensor}: {info.dtype} {list(info.shape)}",
+                f"an adapter's tensor is a {'matrix' if rank == 2 else 'vector'} of floats",
+                where=str(self.place), got=f"{tensor}: {info.dtype} {list(info.shape)}",
             )  # fmt: skip
         return self.file.array(tensor)
 
     def _rows(self, name: str, b: Array) -> Array:
         """Rows in the order of the model's file."""
-        c = self.model.config
         if self.is_gguf == self.weights.is_gguf:
             return b
-        if c.arch.startswith("qwen3_5") and name.endswith(_SPREAD):
-            raise UnsupportedError(
-                "GGUF keeps the heads of this weight in another order", where=str(self.place),
-                got=name, hint="take model and adapter both from GGUF, or both from folders",
-            )  # fmt: skip
-        if c.arch not in _PAIRED or not name.endswith(_TURNED):
-            return b
-        heads = c.heads if "attn_q" in name else c.kv_heads
-        return pairs_apart(b, heads) if self.is_gguf else pairs_together(b, heads)
+        return in_other_order(self.model, name, b, to_gguf=not self.is_gguf, where=str(self.place))
+
+
+def in_other_order(model: ModelFile, name: str, b: Array, *, to_gguf: bool, where: str) -> Array:
+    """The rows of a weight's update in the order of GGUF, or from it in that of folders."""
+    c = model.config
+    if c.arch.startswith("qwen3_5") and name.endswith(_SPREAD):
+        raise UnsupportedError(
+            "GGUF keeps the heads of this weight in another order", where=where,
+            got=name, hint="take model and adapter both from GGUF, or both from folders",
+        )  # fmt: skip
+    if c.arch not in _PAIRED or not name.endswith(_TURNED):
+        return b
+    heads = c.heads if "attn_q" in name else c.kv_heads
+    return pairs_together(b, heads) if to_gguf else pairs_apart(b, heads)
+
+
+def hf_modules(model: ModelFile) -> dict[str, str]:
+    """Our names of weights → Hugging Face's names of the modules that have them, as they are in the
+    model's folder; what a weight is made of otherwise is left out."""
+    found: dict[str, str] = {}
+    is_gguf = isinstance(model.file, GgufFile)
+    for theirs, ours in _translated(model):
+        if ours not in found and (is_gguf or theirs in model.file.tensors):
+            found[ours] = theirs.removesuffix(".weight")
+    return found
 
 
 def hf_names(model: ModelFile) -> dict[str, str]:
@@ -175,7 +223,7 @@ def _peft_scale(config: Mapping[str, Any], where: str) -> Scale:
         raise UnsupportedError(
             "not a LoRA adapter", where=where, got=config.get("peft_type"), expected="LORA"
         )
-    for key in ("use_dora", "modules_to_save", "layer_replication", "alora_invocation_tokens"):
+    for key in ("modules_to_save", "layer_replication", "alora_invocation_tokens"):
         if config.get(key):
             raise UnsupportedError(f"{key} of adapters", where=where, got=config[key])
     if config.get("bias", "none") != "none":

@@ -25,10 +25,19 @@ _LEAST_RANK = 8
 
 @dataclass(frozen=True)
 class LowRank:
-    """The low-rank update of a weight [out, in]: b · a."""
+    """The low-rank update of a weight [out, in]: b · a. With DoRA the rows of the sum have lengths
+    of their own, which only merged weights can have."""
 
     a: Array  # f32 [rank, in]
     b: Array  # f32 [out, rank], with the adapter's scale in it
+    magnitude: Array | None = None  # f32 [out]: the lengths of rows
+
+    def merged(self, weight: Array) -> Array:
+        """The f32 weight with the update in it."""
+        total: Array = weight + self.b @ self.a
+        if self.magnitude is None:
+            return total
+        return total * (self.magnitude / np.linalg.norm(total, axis=1))[:, None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,10 @@ class Adapter:
         rank = max(_LEAST_RANK, *(len(part.a) for part in self.parts.values()))
         return AdapterShape(tuple(sorted(self.parts)), 1 << (rank - 1).bit_length())
 
+    @property
+    def has_magnitudes(self) -> bool:
+        return any(part.magnitude is not None for part in self.parts.values())
+
     @cached_property
     def digest(self) -> str:
         """A hash of its updates."""
@@ -62,6 +75,7 @@ class Adapter:
         for weight, part in sorted(self.parts.items()):
             found.update(f"{weight} {part.a.shape} {part.b.shape}".encode())
             found.update(part.a.tobytes() + part.b.tobytes())
+            found.update(b"" if part.magnitude is None else part.magnitude.tobytes())
         return found.hexdigest()
 
     @cached_property
@@ -130,5 +144,5 @@ def merged(adapters: Sequence[Adapter]) -> dict[str, Callable[[Array], Array]]:
 def _sum(parts: Sequence[LowRank], weight: Array) -> Array:
     total = weight.astype(np.float32)
     for part in parts:
-        total += part.b @ part.a
+        total = part.merged(total)
     return total.astype(weight.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.formats.tokenizer import Tokenizer
 from rlx.ir.dtype import DType
+from rlx.ir.op import Array
 from rlx.models.adapters import Adapter, merged
 from rlx.models.arch import architecture, encoder_architecture
 from rlx.models.config import ModelConfig
@@ -25,6 +27,7 @@ from rlx.models.tensor_check import check_folder, check_gguf
 from rlx.models.weights import Names, Weights
 from rlx.support.records import dataclass
 
+Changes = Mapping[str, Callable[[Array], Array]]  # functions of float weights by name
 # weights that every encoder has: they tell which names a folder uses
 _PROBES = ("token_embd.weight", "token_embd_norm.weight")
 
@@ -74,7 +77,7 @@ class ModelFile:
         if isinstance(self.file, GgufFile):
             check_gguf(self.file, self.arch, self.config)
         else:
-            check_folder(self.file, self.arch, self._names(), self.config)
+            check_folder(self.file, self.arch, self.names(), self.config)
 
     @property
     def is_encoder(self) -> bool:
@@ -85,19 +88,21 @@ class ModelFile:
         """What the packed weights of a language model depend on beside the file."""
         return (self.quant or "as stored", *(adapter.digest for adapter in self.merged))
 
-    def weights(self, dtype: str | None = None) -> Weights:
-        """The weights; float matrices of layers are cast to `dtype`."""
+    def weights(self, dtype: str | None = None, changes: Changes | None = None) -> Weights:
+        """The weights; float matrices of layers are cast to `dtype`. `changes` by name go before
+        those of merged adapters."""
         return Weights(
             self.file,
-            self._names(),
+            self.names(),
             getattr(self.arch, "HF_TRANSPOSED", ()),
             element=None if dtype is None else DType.of(dtype),
             config=self.config,
             quant=self.quant,
-            changes=merged(self.merged) if self.merged else {},
+            changes=(merged(self.merged) if self.merged else {}) | dict(changes or {}),
         )
 
-    def _names(self) -> Names:
+    def names(self) -> Names:
+        """Our names of weights → those of the folder's tensors."""
         if isinstance(self.file, GgufFile):
             return {}
         if not self.is_encoder:

@@ -32,10 +32,11 @@ from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.models.config import ModelConfig
-from rlx.models.model_file import ModelFile, is_encoder
+from rlx.models.model_file import Changes, ModelFile, is_encoder
 from rlx.models.rope_tables import frequency_factors, pairs_together
 from rlx.models.sampling import sampling_metadata
 from rlx.models.weights import Weight
+from rlx.runtime.params import Deferred
 from rlx.support.files import require_other_file
 from rlx.support.machine import worker_count
 from rlx.support.progress import Progress, silent
@@ -92,8 +93,10 @@ def quantize_model(
     return write_quantized(out, metadata, sources, options, model.file.name)
 
 
-def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
-    """Metadata and tensors of a GGUF file equal to the folder."""
+def gguf_of(
+    model: ModelFile, changes: Changes | None = None
+) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
+    """Metadata and tensors of a GGUF file equal to the folder, but for `changes` of weights."""
     assert isinstance(model.file, HfFolder)
     arch = _WRITTEN.get(model.config.arch)
     if arch is None or model.config.rope.scaling == "longrope":
@@ -108,7 +111,7 @@ def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
     metadata = {"general.architecture": arch, "general.name": model.path.resolve().name}
     metadata |= {f"{arch}.{key}": value for key, value in _numbers(model.config)}
     metadata |= tokenizer_metadata(model.file, model.config.vocab) | sampling_metadata(model)
-    return metadata, _sources(model, arch)
+    return metadata, _sources(model, arch, changes)
 
 
 def _require_sayable(model: ModelFile) -> None:
@@ -171,8 +174,8 @@ def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
             yield "rope.scaling.attn_factor", rope.attention_factor
 
 
-def _sources(model: ModelFile, arch: str) -> dict[str, SourceTensor]:
-    weights, found = model.weights(), {}
+def _sources(model: ModelFile, arch: str, changes: Changes | None) -> dict[str, SourceTensor]:
+    weights, found = model.weights(changes=changes), {}
     for pattern in model.arch.HF_NAMES:
         layers = range(model.config.layers) if "{i}" in pattern else (0,)
         for name in (pattern.replace("{i}", str(i)) for i in layers):
@@ -197,7 +200,8 @@ def _source(weight: Weight, change: Callable[[Array], Array] | None) -> SourceTe
         )
 
     def read() -> Array:
-        array = weight.array.astype(np.float32) if wide else weight.array
+        stored = weight.array.make() if isinstance(weight.array, Deferred) else weight.array
+        array = stored.astype(np.float32) if wide else stored
         return np.ascontiguousarray(array if change is None else change(array))
 
     return SourceTensor(weight.shape, scheme, read)

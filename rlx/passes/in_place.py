@@ -61,7 +61,9 @@ def in_place_outputs(
         source = inputs.pop(donated.get(name, ""), None)
         if source is None or output in roots:
             continue
-        if shapes[source] == shapes[output] and _is_safe(readers[source], output.node, source, roots, shapes):
+        if shapes[source] == shapes[output] and _is_safe(
+            readers[source], output.node, source, roots, shapes
+        ):
             found[output] = source
     return found
 

@@ -286,7 +286,7 @@ def _renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
         ({"lora_alpha": float("nan")}, dict, FormatError),
         ({"lora_alpha": None}, dict, FormatError),
         ({"peft_type": "IA3"}, dict, UnsupportedError),
-        ({"use_dora": True}, dict, UnsupportedError),
+        ({"use_dora": True}, dict, FormatError),
         ({"bias": "all"}, dict, UnsupportedError),
         ({"modules_to_save": ["lm_head"]}, dict, UnsupportedError),
         ({"rank_pattern": {"(a+)+$": 4}}, dict, UnsupportedError),

@@ -380,10 +380,50 @@ class Tokenizer(Unpicklable):
         else:
             mark = unused_mark(messages, tools, variables)
             given = self._special_texts.marked([messages, tools, variables], mark)
-            first, *rest = render(given[0], tools=given[1], **given[2]).split(mark)
-            ids = self.encode(first, add_special=False)
-            for piece in rest:
-                ids += self._encode_after_cut(piece)
+            text = render(given[0], tools=given[1], **given[2])
+            ids = self._encode_pieces(text.split(mark), at_start=True)
+        return self._with_bos(ids)
+
+    def encode_turns(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answers: Iterable[int],
+        *,
+        template: str = "default",
+        tools: Sequence[Any] | None = None,
+    ) -> list[tuple[list[int], bool]]:
+        """The tokens of a conversation in parts, up to the last of the messages `answers`, and
+        whether a part is one of them: what the model writes behind the prompt for it. InputError
+        where the template writes the messages before an answer in another way behind it."""
+        mark = unused_mark(messages, tools)
+        given, tools = self._special_texts.marked([messages, tools], mark)
+        render = partial(self.chat_template(template).render, tools=tools)
+        whole = render(given, add_generation_prompt=False)
+        parts: list[tuple[str, bool]] = []
+        done = ""
+        for i in answers:
+            before = render(given[:i], add_generation_prompt=True)
+            behind = render(given[: i + 1], add_generation_prompt=False)
+            if not (whole.startswith(behind) and behind.startswith(before) and before >= done):
+                raise InputError(
+                    f"the chat template writes what is before message {i} in another way when more "
+                    "follows", where=self.name, hint='answers="last" learns the last one only',
+                )  # fmt: skip
+            parts += [(before[len(done) :], False), (behind[len(before) :], True)]
+            done = behind
+        made: list[tuple[list[int], bool]] = []
+        for text, is_answer in parts:
+            ids = self._encode_pieces(text.split(mark), at_start=not made)
+            made.append((ids if made else self._with_bos(ids), is_answer))
+        return made
+
+    def _encode_pieces(self, pieces: Sequence[str], *, at_start: bool) -> list[int]:
+        """Tokens of a text that is cut where no token may be."""
+        ids = self.encode(pieces[0], add_special=False) if at_start else []
+        return ids + [i for text in pieces[at_start:] for i in self._encode_after_cut(text)]
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        """BOS first where the vocabulary wants it, once."""
         bos = self.bos_id
         return [bos, *ids] if bos is not None and self.adds_bos and ids[:1] != [bos] else ids
 
