@@ -23,7 +23,7 @@ from rlx.support.records import dataclass
 Params = TypeVar("Params")  # a tree of arrays
 State: TypeAlias = dict[str, Any]
 Slots: TypeAlias = dict[str, Array]  # what an optimiser keeps for one parameter
-Rate: TypeAlias = float | Callable[[Any], Array]
+Rate: TypeAlias = float | Array | Callable[[Any], Array]
 Mask: TypeAlias = Callable[[str, Array], bool]  # of the path of a parameter, and the parameter
 
 
@@ -45,13 +45,13 @@ class Moment:
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """Base class of optimisers. `learning_rate` is a number, or a function of the steps so far,
-    such as those of `rlx.optim.schedules`."""
+    """Base class of optimisers. `learning_rate` is a number, a function of the steps so far, such
+    as those of `rlx.optim.schedules`, or an argument of the jitted function around it."""
 
     learning_rate: Rate
 
     def __post_init__(self) -> None:
-        if not callable(self.learning_rate):
+        if not callable(self.learning_rate) and not isinstance(self.learning_rate, Array):
             check(self, learning_rate=(self.learning_rate, 0.0, float("inf")))
 
     def init(self, params: Any) -> State:
@@ -98,6 +98,8 @@ class Optimizer(ABC):
         """The learning rate after so many steps, as f64."""
         if callable(self.learning_rate):
             return as_array(self.learning_rate(step)).astype(f64)
+        if isinstance(self.learning_rate, Array):
+            return self.learning_rate.astype(f64)
         return rnp.asarray(self.learning_rate, dtype=f64)
 
     @abstractmethod
