@@ -94,8 +94,8 @@ class Loader:
         self._turn += 1
         return self._epoch_batches(self._turn)
 
-    def repeat(self) -> Iterator[Any]:
-        """Batches without an end, epoch after epoch."""
+    def repeat(self) -> Generator[Any, None, None]:
+        """Batches without an end, epoch after epoch. `close()` ends its threads."""
         while True:
             yield from self
 

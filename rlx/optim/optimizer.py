@@ -6,12 +6,13 @@ arrays: `{"step": count, "slots": {path of a parameter: {name: array}}}`.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import rlx.numpy as rnp
-from rlx.errors import InputError, OptionError
+from rlx.errors import InputError, OptionError, ShapeError
 from rlx.ir.dtype import DType, f32, f64
 from rlx.nn.module import Module
 from rlx.numpy.array import Array
@@ -22,8 +23,11 @@ from rlx.support.records import dataclass
 Params = TypeVar("Params")  # a tree of arrays
 State: TypeAlias = dict[str, Any]
 Slots: TypeAlias = dict[str, Array]  # what an optimiser keeps for one parameter
-Rate: TypeAlias = float | Callable[[Any], Array]
+Rate: TypeAlias = float | Array | Callable[[Any], Array]
 Mask: TypeAlias = Callable[[str, Array], bool]  # of the path of a parameter, and the parameter
+
+
+_MAKE = "make the state with init(params) of the same optimiser"
 
 
 def matrices_only(path: str, param: Array) -> bool:
@@ -41,17 +45,18 @@ class Moment:
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """Base class of optimisers. `learning_rate` is a number, or a function of the steps so far,
-    such as those of `rlx.optim.schedules`."""
+    """Base class of optimisers. `learning_rate` is a number, a function of the steps so far, such
+    as those of `rlx.optim.schedules`, or an argument of the jitted function around it."""
 
     learning_rate: Rate
 
     def __post_init__(self) -> None:
-        if not callable(self.learning_rate):
+        if not callable(self.learning_rate) and not isinstance(self.learning_rate, Array):
             check(self, learning_rate=(self.learning_rate, 0.0, float("inf")))
 
     def init(self, params: Any) -> State:
         """The state before the first step."""
+        _warn_of_ties(params)
         slots = {path: self.slots(path, p) for path, p in trained(params)}
         return {"step": rnp.zeros((), dtype="i32"), "slots": slots}
 
@@ -59,31 +64,42 @@ class Optimizer(ABC):
         """The parameters after a step, and the state after it. Arrays that are not trained
         (integers, buffers of modules) stay as they are."""
         leaves, structure = flatten(params)
-        given, found = flatten(grads)
-        if found != structure:
-            raise InputError(
-                "gradients of another structure than the parameters", where="optim",
-                got=_outline(grads), expected=_outline(params),
-            )  # fmt: skip
+        given = _gradients(grads, params)
+        self._require_own(state)
         step = as_array(state["step"]) + 1
         now = Moment(step.astype(f64), self.rate(state["step"]))
         index, slots = {path: i for i, path in enumerate(paths_of(params))}, {}
         for path, p in trained(params):
-            kept = state["slots"].get(path)
+            i, kept = index[path], state["slots"].get(path)
             if kept is None:
                 raise InputError(
                     "a state without this parameter", where="optim", got=path,
-                    expected=", ".join(list(state["slots"])[:6]),
-                    hint="make the state with optimizer.init(params)",
+                    expected=", ".join(list(state["slots"])[:6]), hint=_MAKE,
                 )  # fmt: skip
-            i = index[path]
-            leaves[i], slots[path] = self.leaf(path, p, as_array(given[i]), kept, now)
+            try:
+                leaves[i], slots[path] = self.leaf(path, p, given[i], kept, now)
+            except KeyError as error:
+                raise InputError(
+                    "the state of another optimiser", where=type(self).__name__,
+                    got=f"{path}: {', '.join(kept) or 'nothing kept'}", expected=error.args[0],
+                    hint=_MAKE,
+                ) from error  # fmt: skip
         return unflatten(structure, leaves), {"step": step, "slots": slots}
+
+    def _require_own(self, state: Any) -> None:
+        if not isinstance(state, dict) or not {"step", "slots"} <= state.keys():
+            raise InputError(
+                "not the state of an optimiser", where=type(self).__name__,
+                got=type(state).__name__, expected='a dict with "step" and "slots"',
+                hint="update(grads, state, params)",
+            )  # fmt: skip
 
     def rate(self, step: Any) -> Array:
         """The learning rate after so many steps, as f64."""
         if callable(self.learning_rate):
             return as_array(self.learning_rate(step)).astype(f64)
+        if isinstance(self.learning_rate, Array):
+            return self.learning_rate.astype(f64)
         return rnp.asarray(self.learning_rate, dtype=f64)
 
     @abstractmethod
@@ -176,6 +192,49 @@ def _are_parameters(tree: Any) -> Iterator[bool]:
         yield from _are_parameters(child)
 
 
-def _outline(tree: Any) -> str:
-    names = leaf_names(tree, separator=".")
+def _gradients(grads: Any, params: Any) -> list[Array]:
+    """The leaves of the gradients; InputError where they are not those of the parameters."""
+    given, found = flatten(grads)
+    wanted, structure = flatten(params)
+    names, expected = leaf_names(grads, separator="."), leaf_names(params, separator=".")
+    if names != expected:
+        raise InputError(
+            "gradients of another structure than the parameters", where="optim",
+            got=_outline(names), expected=_outline(expected), hint="update(grads, state, params)",
+        )  # fmt: skip
+    arrays = [as_array(x) for x in given]
+    for name, g, p in zip(names, arrays, wanted, strict=True):
+        if tuple(g.shape) != tuple(as_array(p).shape):
+            raise ShapeError(
+                "a gradient of another shape than its parameter", where=f"optim: {name}",
+                got=list(g.shape), expected=list(p.shape),
+            )  # fmt: skip
+    if found != structure:
+        raise InputError(
+            "gradients of another structure than the parameters", where="optim",
+            got=_types(grads), expected=_types(params),
+            hint="the same names and shapes, but other containers, or modules with other settings,"
+            " such as eval()",
+        )  # fmt: skip
+    return arrays
+
+
+def _types(tree: Any) -> str:
+    return type(tree).__name__
+
+
+def _warn_of_ties(params: Any) -> None:
+    """One array at two places is two parameters, which a step makes differ."""
+    seen: dict[int, str] = {}
+    for path, leaf in zip(leaf_names(params, separator="."), flatten(params)[0], strict=True):
+        other = seen.setdefault(id(leaf), path)
+        if other != path and isinstance(leaf, Array) and leaf.ndim > 1:
+            warnings.warn(
+                f"{other} and {path} are one array, but two parameters: they will be trained apart."
+                " Use one of them twice where the model computes.",
+                stacklevel=3,
+            )
+
+
+def _outline(names: Sequence[str]) -> str:
     return f"{len(names)} leaves: {', '.join(names[:6])}" + (", …" if names[6:] else "")

@@ -3,8 +3,9 @@
     rate = schedules.warmup(schedules.cosine(3e-4, 10_000), 500)
     float(rate(0)), float(rate(500))
 
-They compute in f64: a rate of step 100,000 is as exact as the first. `constant`, `cosine`, `step`
-and `one_cycle` are PyTorch's `LambdaLR`, `CosineAnnealingLR`, `StepLR` and `OneCycleLR`.
+They compute in f64: a rate of step 100,000 is as exact as the first. `cosine`, `step`,
+`polynomial` and `one_cycle` are PyTorch's `CosineAnnealingLR`, `StepLR`, `PolynomialLR` and
+`OneCycleLR`; `chain` joins any of them.
 """
 
 from __future__ import annotations
@@ -74,6 +75,22 @@ class cosine:
     def __call__(self, step: Any) -> Array:
         done = rnp.minimum(_float(step) / self.steps, 1.0)
         return self.end + (self.start - self.end) * 0.5 * (1 + rnp.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class polynomial:
+    """`start` times (1 − step / steps) to the `power`, then 0."""
+
+    start: float
+    steps: int
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("polynomial", self.steps)
+
+    def __call__(self, step: Any) -> Array:
+        left = 1 - rnp.minimum(_float(step) / self.steps, 1.0)
+        return self.start * left**self.power
 
 
 @dataclass(frozen=True)

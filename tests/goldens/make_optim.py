@@ -1,4 +1,5 @@
-"""Makes optim.npz: 20 steps of torch's optimisers and schedules, for tests/optim. Needs torch.
+"""Makes optim.npz: 20 steps of torch's optimisers and schedules, and of optax's where torch has
+none, for tests/optim. Needs torch, jax and optax.
 
 python tests/goldens/make_optim.py
 """
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import optax
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "optim"))
@@ -18,9 +20,22 @@ from optim_cases import CASES, SCHEDULES, STEPS, gradient, start
 torch.Tensor.bfloat16 = lambda self: self.clone()  # type: ignore[method-assign]
 
 
+def of_optax(case: str, theirs: str) -> dict[str, np.ndarray]:
+    optimizer, params = eval(theirs, {"optax": optax}), start(case)
+    state, steps = optimizer.init(params), []
+    for i in range(STEPS):
+        updates, state = optimizer.update(gradient(case, i), state, params)
+        params = optax.apply_updates(params, updates)
+        steps.append({k: np.asarray(p) for k, p in params.items()})
+    return {k: np.stack([s[k] for s in steps]) for k in params}
+
+
 def main() -> None:
     made: dict[str, np.ndarray] = {}
     for case, (theirs, _, _) in CASES.items():
+        if theirs.startswith("optax."):
+            made |= {f"{case}/{k}": x for k, x in of_optax(case, theirs).items()}
+            continue
         params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in start(case).items()}
         optimizer = eval(f"torch.optim.{theirs}", {"torch": torch, "p": list(params.values())})
         steps: dict[str, list[np.ndarray]] = {k: [] for k in params}

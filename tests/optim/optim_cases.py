@@ -1,4 +1,4 @@
-"""Optimisers of torch and ours with the same settings; used by the goldens and by the tests."""
+"""Optimisers of torch, or optax, and ours with the same settings; for the goldens and the tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 STEPS = 20
 SHAPES = {"weight": (7, 5), "tall": (12, 4), "kernel": (3, 2, 4), "bias": (5,)}
 
-# name -> (torch's, ours, whether it is for matrices alone)
+# name -> (torch's or optax's, ours, whether it is for matrices alone)
 CASES = {
     "sgd": ("SGD(p, lr=0.1)", "SGD(0.1)", False),
     "sgd_momentum": (
@@ -24,6 +24,11 @@ CASES = {
     "adamw": (
         "AdamW(p, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)",
         "AdamW(0.01, beta2=0.95, weight_decay=0.1)",
+        False,
+    ),
+    "lion": (
+        "optax.lion(0.01, b1=0.9, b2=0.99, weight_decay=0.1)",
+        "Lion(0.01, weight_decay=0.1)",
         False,
     ),
     "adafactor": (
@@ -45,6 +50,16 @@ SCHEDULES = {
     "linear": ("LinearLR(o, 0.5, 0.1, total_iters=12)", "linear(0.05, 0.01, 12)"),
     "cosine": ("CosineAnnealingLR(o, 30, 0.01)", "cosine(0.1, 30, 0.01)"),
     "step": ("StepLR(o, 6, 0.3)", "step(0.1, 6, 0.3)"),
+    "exponential": ("ExponentialLR(o, 0.9)", "step(0.1, 1, 0.9)"),
+    "polynomial": ("PolynomialLR(o, 15, 2.0)", "polynomial(0.1, 15, 2.0)"),
+    "multi_step": (
+        "MultiStepLR(o, [4, 11], 0.2)",
+        "chain([(constant(0.1), 4), (constant(0.02), 7)], constant(0.004))",
+    ),
+    "restarts": (
+        "CosineAnnealingWarmRestarts(o, 8, eta_min=0.01)",
+        "chain([(cosine(0.1, 8, 0.01), 8), (cosine(0.1, 8, 0.01), 8)], cosine(0.1, 8, 0.01))",
+    ),
     "one_cycle": ("OneCycleLR(o, 0.1, total_steps=25)", "one_cycle(0.1, 25)"),
     "chain": (
         "SequentialLR(o, [LinearLR(o, 0.25, 1.0, total_iters=5), CosineAnnealingLR(o, 20)], [5])",
