@@ -246,6 +246,19 @@ def hir() -> Graph:
 _FFN = (("up", [32, 48]), ("gate", [32, 48]), ("down", [48, 32]))
 
 
+def backward() -> Graph:
+    g = Graph("backward")
+    x, labels = g.input("x", ["batch", 6]), g.input("labels", ["batch"], "i32")
+    loss, lse = g.softmax_cross_entropy(x, labels, ignore_index=-100)
+    dx = g.softmax_cross_entropy_backward(x, labels, lse, loss, ignore_index=-100)
+    dx, _ = g.rms_norm_backward(x, g.param("gamma", [6]), g.psum(dx, axis_name="devices"))
+    heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 3, "mask_kind": "causal"}
+    q, k = g.reshape(x, [1, sym.BATCH, 6]), g.input("k", [1, "keys", 3])
+    out, rows = g.apply("attention_with_lse", q, k, k, **heads)
+    dq, *_ = g.apply("attention_backward", q, k, k, out, rows, g.reshape(dx, q.shape.dims), **heads)
+    return g.set_outputs(dq, g.gather_backward(dx, labels, size=9))
+
+
 def lowered() -> Graph:
     """Matmuls as the CPU device rewrites them: packed weights, plain and quantised."""
     g = Graph("lowered")
@@ -263,7 +276,7 @@ def empty() -> Graph:
 
 SAMPLES: tuple[Callable[[], Graph], ...] = (
     mlp, elementwise, reductions, layouts, matmuls, attentions, spatial, recurrences, numerics,
-    control, derivatives, constants, customs, origins, hir, lowered, empty,
+    control, derivatives, backward, constants, customs, origins, hir, lowered, empty,
 )  # fmt: skip
 
 

@@ -91,7 +91,10 @@ COMPOSITES = sorted(
 def test_fused_ops_and_norms_are_composite() -> None:
     fused = {n for n in REGISTRY if n.startswith("fused_")}
     norms = {"rms_norm", "layer_norm", "group_norm", "l2_norm"}
-    assert fused | norms | {"elementwise_region", "lora_matmul", "dot_general"} == set(COMPOSITES)
+    backward = {n for n in REGISTRY if n.endswith("_backward")}
+    losses = {"softmax_cross_entropy"}
+    others = {"elementwise_region", "lora_matmul", "dot_general"}
+    assert fused | norms | backward | losses | others == set(COMPOSITES)
 
 
 # -- rows -------------------------------------------------------------------------------------

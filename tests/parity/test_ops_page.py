@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "custom", "state_update", "elementwise_region", "fused_attention_block",
     "fused_transformer_layer", "dequant_grouped_matmul", "dequant_moe_weights", "quantize_weight",
+    # how functions are differentiated and batched: gone before a device sees the graph
+    "stop_gradient", "checkpoint", "custom_jvp", "custom_vjp", "optimization_barrier",
+    "psum", "pmean", "pmax", "pmin", "all_gather", "axis_index",
 }  # fmt: skip
 
 
