@@ -27,7 +27,7 @@ from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node
 from rlx.ir.ops.attention import head_sizes
 from rlx.llvm import math
-from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, i32, i64, vec
+from rlx.llvm.builder import Module, Type, Value, f32, f64, i32, i64, vec
 from rlx.llvm.storage import load, memory_type, store
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
@@ -346,7 +346,12 @@ def lower_attention_backward(node: Node, ctx: Context) -> list[KernelLaunch]:
     cost = op.cost([x.shape for x in node.inputs], [x.shape for x in node.outputs])
     return [
         KernelLaunch(
-            _spec(node, strided), [args[name] for name in _ARGS], node.inputs, node.outputs,
-            uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
+            _spec(node, strided),
+            [args[name] for name in _ARGS],
+            node.inputs,
+            node.outputs,
+            uses_scratch=True,
+            flops=cost.flops,
+            bytes=cost.bytes,
         )
     ]

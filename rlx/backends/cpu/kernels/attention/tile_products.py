@@ -44,7 +44,9 @@ def _emit_tile(
     places = [(line, j * wide.bytes) for line in lines for j in range(vectors)]
     start = [f.load(*_at(p, wide)) if adds else f.const(0, wide) for p in places]
     step = acc.bytes if by_rows else 0
-    rows = [f.gep(a, f["a_stride"] * i) if by_rows else f.gep(a, i * acc.bytes) for i in range(ROWS)]
+    rows = [
+        f.gep(a, f["a_stride"] * i) if by_rows else f.gep(a, i * acc.bytes) for i in range(ROWS)
+    ]
     sums = f.carry([*start, b, f.i64(0)])
     for _ in sums.range(0, f["k"]):
         *totals, line, at = sums.values
@@ -55,8 +57,8 @@ def _emit_tile(
             found += [f.fma(x, v, totals[i * vectors + j]) for j, v in enumerate(columns)]
         ahead = at + step if by_rows else at + f["a_stride"]
         sums.values = [*found, f.gep(line, f["b_stride"]), ahead]
-    for (line, at), value in zip(places, sums.values[: len(places)], strict=True):
-        f.store(value, line, at)
+    for place, value in zip(places, sums.values[: len(places)], strict=True):
+        f.store(value, *place)
 
 
 def _at(place: tuple[Value, int], wide: Type) -> tuple[Value, Type, int]:
