@@ -759,6 +759,8 @@ class OpMethods:
         """a ≠ b; true where either is NaN [rlx.ir.ops.binary.Ne]"""
     def neg(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """−x [rlx.ir.ops.elementwise.Neg]"""
+    def normal_cdf(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """Φ(x) = (1 + erf(x / √2)) / 2 [rlx.ir.ops.activation_functions.NormalCdf]"""
     def optimization_barrier(self, *tensors: Any, **result: Unpack[Result]) -> Any:
         """The operands. None of the results is ready before all operands are, and passes see
         neither through it nor equal values on its two sides
@@ -2165,6 +2167,8 @@ class ValueMethods:
         """a ≠ b; true where either is NaN [rlx.ir.ops.binary.Ne]"""
     def neg(self, **result: Unpack[Result]) -> Value:
         """−x [rlx.ir.ops.elementwise.Neg]"""
+    def normal_cdf(self, **result: Unpack[Result]) -> Value:
+        """Φ(x) = (1 + erf(x / √2)) / 2 [rlx.ir.ops.activation_functions.NormalCdf]"""
     def pad(
         self,
         low: int | Sequence[int],

@@ -17,7 +17,9 @@ from rlx.optim.optimizer import Params, working
 def global_norm(tree: object) -> Array:
     """The Euclidean norm of all floats of a tree together."""
     parts = [as_array(x) for x in flatten(tree)[0]]
-    sums = [rnp.sum(x * x) for x in working(*[x for x in parts if x.dtype.kind == "float"])]
+    floats = working(*[x for x in parts if x.dtype.kind == "float"])
+    # row by row: squares are added up as they are made
+    sums = [rnp.sum(rnp.sum(x * x, axis=-1) if x.ndim > 1 else x * x) for x in floats]
     if not sums:
         return rnp.zeros((), dtype=f32)
     return rnp.sqrt(functools.reduce(operator.add, sums))

@@ -146,6 +146,41 @@ def _no_padding(m: Match) -> Result:
     return m.if_same(m.x) if nothing else None
 
 
+def _joined_pads(m: Match) -> Result:
+    """pad(x) + pad(y) = pad(concat(x, y)), where along one axis y begins where x ends and
+    everything else is zeros: as cotangents of slices are added up."""
+    sides = []
+    for name, value in (("a", m.x), ("b", m.y)):
+        record = m.op(name)
+        axes = {i for ends in (record.low, record.high) for i, n in enumerate(ends) if n}
+        if record.mode != "constant" or record.value != 0 or len(axes) != 1:
+            return None
+        if m.editor.uses(getattr(m, name)) != 1 or value.shape.dtype is not m.x.shape.dtype:
+            return None
+        sides.append((*axes, record, value))
+    (axis, first, x), (other, second, y) = sides
+    size = x.shape.dims[axis]
+    if axis != other or not isinstance(size, int):
+        return None
+    if second.low[axis] < first.low[axis]:
+        (first, x), (second, y) = (second, y), (first, x)
+    if first.low[axis] + x.shape.dims[axis] != second.low[axis]:
+        return None
+    joined = m.g.concat(x, y, axis=axis)
+    ends = first.low, second.high
+    return m.g.pad(joined, low=ends[0], high=ends[1]) if any((*ends[0], *ends[1])) else joined
+
+
+def _transposed_concat(m: Match) -> Result:
+    """transpose(concat(a, b)) = concat(transpose(a), transpose(b)): each is copied once."""
+    joined, axes = m.root.inputs[0], m.op().axes
+    if m.editor.uses(joined) != 1:
+        return None
+    axis = axes.index(normalize_axis(joined.node.op.axis, joined.shape.rank))  # type: ignore[attr-defined]
+    parts = [m.g.transpose(part, axes=axes) for part in joined.node.inputs]
+    return m.g.concat(*parts, axis=axis)
+
+
 def _same_axes(m: Match) -> Result:
     rank = m.x.shape.rank
     once, again = ({a % rank for a in record.axis} for record in (m.op("y"), m.op()))
@@ -167,6 +202,12 @@ LAYOUT: tuple[Rule, ...] = (
     Rule("concat of concat", op("concat", having="concat"), _flat_concat),
     Rule("reduction of one", op(("sum", "mean", "max", "min", "prod"), "x"), _reduced_ones),
     Rule("pad by nothing", op("pad", "x"), _no_padding),
+    Rule(
+        "sum of pads that meet",
+        op("add", op("pad", "x", name="a"), op("pad", "y", name="b")),
+        _joined_pads,
+    ),
+    Rule("transpose of concat", op("transpose", having="concat"), _transposed_concat),
     Rule("flip of flip", op("flip", op("flip", "x", name="y")), _same_axes),
 )
 

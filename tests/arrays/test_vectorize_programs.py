@@ -104,7 +104,9 @@ def test_a_carry_that_becomes_mapped() -> None:
             a, b = carry
             return (x, a), b
 
-        return rlx.scan(step, (rnp.zeros(3, dtype="f8"), rnp.ones(3, dtype="f8")), None, length=4)[1]
+        return rlx.scan(step, (rnp.zeros(3, dtype="f8"), rnp.ones(3, dtype="f8")), None, length=4)[
+            1
+        ]
 
     check_with_gradient(f, X)
 

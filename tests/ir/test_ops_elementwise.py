@@ -68,6 +68,7 @@ UNARY: dict[str, Callable[[float], float]] = {
     "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
     "gelu_tanh": lambda x: x * sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     "gelu_quick": lambda x: x * sigmoid(1.702 * x),
+    "normal_cdf": lambda x: math.erfc(-x / math.sqrt(2)) / 2,
     "softplus": lambda x: x if x > 40 else math.log1p(math.exp(x)),
     "leaky_relu": lambda x: x if x >= 0 else 0.01 * x,
     "elu": lambda x: x if x >= 0 else math.expm1(x),

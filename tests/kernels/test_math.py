@@ -189,6 +189,22 @@ def test_gelu_in_f64(target):
 
 
 @pytest.mark.parametrize("dtype", [NARROW, WIDE])
+def test_normal_cdf(target, dtype):
+    """In f32 by the polynomials of GELU, which are absolute beyond -3."""
+    x = samples(dtype, -8, 40)
+    kind = f32 if dtype is NARROW else f64
+    got = apply(target, native.normal_cdf, kind, x, types=(kind,))
+    expected = each(lambda a: math.erfc(-a * math.sqrt(0.5)) / 2)(x.astype(np.float64))
+    near = x > -3
+    error = errors(got[near], expected[near], 0.0)
+    assert error.max() <= 16, worst(error, x[near])
+    limit = 1.2e-7 if target.avx512 else 4e-7
+    assert np.nanmax(np.abs(got - expected)) <= limit
+    assert np.isnan(got[np.isnan(x)]).all()
+    assert (got[x == -np.inf] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [NARROW, WIDE])
 def test_gelu_tanh(target, dtype):
     x = samples(dtype, -1e4, 1e4)
     error = measure(target, "gelu_tanh", gelu_tanh, x)

@@ -62,26 +62,6 @@ def gathers() -> Iterator[Case]:
     )  # fmt: skip
 
 
-def attentions() -> Iterator[Case]:
-    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-    for t in (*FLOATS, "f64"):
-        q, k, lse = Arg((2, 5, 32), t), Arg((2, "n", 16), t), "f64" if t == "f64" else "f32"
-        # sums of 8 products for a score, then of n exponentials and n products
-        yield Case(
-            "attention_with_lse", t, {"q": q, "k": k, "v": k},
-            lambda g, *x: g.apply("attention_with_lse", *x, **heads, softcap=3.0), 16, "sum",
-            sizes=(1, 5, 67),  # the maximum of a row needs a key
-        )  # fmt: skip
-        saved = {"o": q, "l": Arg((2, 4, 5), lse, 1, 4), "do": q}
-        for mask in ("none", "causal"):
-            yield Case(
-                "attention_backward", f"{t}-{mask}", {"q": q, "k": k, "v": k, **saved},
-                lambda g, *x, mask=mask: g.apply(
-                    "attention_backward", *x, **heads, mask_kind=mask
-                ), 32, "sum",
-            )  # fmt: skip
-
-
 def convolutions() -> Iterator[Case]:
     images, dy = ("n", 6, 9, 37), ("n", 10, 9, 37)
     for t in (*FLOATS, "f64"):
@@ -110,6 +90,62 @@ def convolutions() -> Iterator[Case]:
         "max_pool_backward", "f32-shared", shared,
         lambda g, *v: g.max_pool_backward(*v, kernel=(3,), stride=(2,), padding=(1,)), 2, "sum",
     )  # fmt: skip
+
+
+def attentions() -> Iterator[Case]:
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    for t in (*FLOATS, "f64"):
+        q, k = Arg((2, 5, 32), t), Arg((2, "n", 16), t)
+        # sums of 8 products for a score, then of n exponentials and n products
+        yield Case(
+            "attention_with_lse", t, {"q": q, "k": k, "v": k},
+            lambda g, *x: g.apply("attention_with_lse", *x, **heads, softcap=3.0), 16, "sum",
+            sizes=(1, 5, 67),  # the maximum of a row needs a key
+        )  # fmt: skip
+        for mask in ("none", "causal"):
+            yield Case(
+                "attention_backward", f"{t}-{mask}", {"q": q, "k": k, "v": k, "do": q},
+                attention_gradient(**heads, mask_kind=mask), 32, "sum",
+                sizes=(5, 67),  # of one key the gradients are 0 but for rounding
+            )  # fmt: skip
+    q, k = Arg((2, 3, "n", 20)), Arg((2, 3, 83, 20))
+    yield Case(
+        "attention_backward", "f32-window", {"q": q, "k": k, "v": k, "do": q},
+        attention_gradient(
+            num_heads=3, num_kv_heads=3, head_dim=20, q_layout="bhsd", kv_layout="bhsd",
+            mask_kind="sliding_window(9)",
+        ), 32, "sum", sizes=(1, 67),
+    )  # fmt: skip
+    rows = Arg((2, 50, "n", 4, 64))
+    yield Case(
+        "attention_backward", "f32-strided", {"qkv": rows, "do": Arg((2, 50, 256))},
+        strided_attention_gradient, 32, "sum", sizes=(3,),
+    )  # fmt: skip
+
+
+def attention_gradient(**attributes: Any) -> Callable[..., Any]:
+    """Backward behind forward: a log-sum-exp is no free operand."""
+
+    def build(g: Any, q: Any, k: Any, v: Any, ct: Any) -> Any:
+        out, lse = g.apply("attention_with_lse", q, k, v, **attributes)
+        return g.apply("attention_backward", q, k, v, out, lse, ct, **attributes)
+
+    return build
+
+
+def strided_attention_gradient(g: Any, qkv: Any, ct: Any) -> Any:
+    """Queries, keys and values from one tensor, and a cotangent with the heads inside."""
+    heads = g.transpose(qkv, axes=(2, 0, 3, 1, 4))
+    q, k, v = (
+        g.reshape(g.narrow(heads, axis=0, start=i, length=1), shape=(2, 4, 50, 64))
+        for i in range(3)
+    )
+    ct = g.transpose(g.reshape(ct, shape=(2, 50, 4, 64)), axes=(0, 2, 1, 3))
+    build = attention_gradient(
+        num_heads=4, num_kv_heads=4, head_dim=64, q_layout="bhsd", kv_layout="bhsd",
+        mask_kind="causal",
+    )  # fmt: skip
+    return build(g, q, k, v, ct)
 
 
 BACKWARD = (losses, norms, gathers, attentions, convolutions)

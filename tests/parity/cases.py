@@ -150,6 +150,7 @@ UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "atanh": (FLOATS, -1.1, 1.1, 4),  # log1p (2) of what has three
     "tanh": (FLOATS + FP8, -4, 4, 4),
     "erf": (FLOATS, -3, 3, 4),
+    "normal_cdf": (FLOATS, -3, 9, 16),
     "sigmoid": (FLOATS, -9, 9, 4),
     "silu": (FLOATS, -9, 9, 5),
     "gelu": (FLOATS, -3, 3, 16),

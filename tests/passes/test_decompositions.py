@@ -313,6 +313,10 @@ def backward_cases() -> Iterable[Case]:
         yield "layer_norm_backward", [x, gamma, dy, x], {"has_beta": True}
         dy = f(2, 4, 5, 3, dtype=dtype)
         yield "gather_backward", [dy, ints(6, 4, 5)], {"size": 6, "axis": 1}
+        x, dy = f(2, 4, 9, 8, dtype=dtype), f(2, 6, 5, 8, dtype=dtype)
+        more = {"kernel": (3, 3), "stride": (2, 1), "padding": (1,), "groups": 2}
+        yield "conv_weight_backward", [x, dy], more
+        yield "max_pool_backward", [x, f(2, 4, 4, 4, dtype=dtype)], {"kernel": (2,)}
         heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3}
         q, k, v = (f(2, n, h * 3, dtype=dtype) for n, h in ((3, 4), (5, 2), (5, 2)))
         yield "attention_with_lse", [q, k, v], {**heads, "mask_kind": "causal"}
@@ -321,10 +325,6 @@ def backward_cases() -> Iterable[Case]:
         yield "attention_backward", [q, k, v, *saved], {**heads, "mask_kind": "causal"}
         bias = {"mask_kind": "bias", "wants_bias": True, "softcap": 2.0}
         yield "attention_backward", [q, k, v, *saved, f(4, 1, 5)], {**heads, **bias}
-        x, dy = f(2, 4, 9, 8, dtype=dtype), f(2, 6, 5, 8, dtype=dtype)
-        more = {"kernel": (3, 3), "stride": (2, 1), "padding": (1,), "groups": 2}
-        yield "conv_weight_backward", [x, dy], more
-        yield "max_pool_backward", [x, f(2, 4, 4, 4, dtype=dtype)], {"kernel": (2,)}
 
 
 GROUPS: list[Callable[[], Iterable[Case]]] = [

@@ -189,6 +189,19 @@ RULES: dict[str, tuple[str, str, str]] = {
         "%y = mean(%x; axis=[1])\nreturn %y",
         "%y = reshape(%x; shape=[n, 4])\nreturn %y",
     ),
+    "sum of pads that meet": (
+        '%x "x": [n, 4] f32 = input\n%z "z": [n, 3] f32 = input\n',
+        "%a = pad(%x; low=[0, 0], high=[0, 5])\n%b = pad(%z; low=[0, 4], high=[0, 2])\n"
+        "%y = add(%b, %a)\nreturn %y",
+        "%c = concat(%x, %z; axis=1)\n%y = pad(%c; low=[0, 0], high=[0, 2])\nreturn %y",
+    ),
+    "transpose of concat": (
+        X,
+        '%z "z": [n, 3] f32 = input\n%a = concat(%x, %z; axis=1)\n'
+        "%y = transpose(%a; axes=[1, 0])\nreturn %y",
+        '%z "z": [n, 3] f32 = input\n%a = transpose(%x; axes=[1, 0])\n'
+        "%b = transpose(%z; axes=[1, 0])\n%y = concat(%a, %b; axis=0)\nreturn %y",
+    ),
     "pad by nothing": (X, "%y = pad(%x; low=[0, 0], high=[0, 0])\nreturn %y", "return %x"),
     "flip of flip": (
         X,

@@ -67,12 +67,15 @@ _activation(
     "silu", lambda x: x * _sigmoid(x), "x · sigmoid(x)",
     lambda g, x: x * g.sigmoid(x), derivative=_silu_slope(1.0), fuses_formula=True,
 )  # fmt: skip
+unary(
+    "normal_cdf", lambda x: 0.5 * _erfc(x * -_SQRT_HALF), "Φ(x) = (1 + erf(x / √2)) / 2",
+    lambda g, x: (g.erf(x * _SQRT_HALF) + 1.0) * 0.5,
+    derivative=lambda g, x, y: g.exp(x * x * -0.5) * _1_SQRT_2_PI, group="elementwise",
+)  # fmt: skip
 _activation(
     "gelu", lambda x: 0.5 * x * _erfc(x * -_SQRT_HALF), "x · (1 + erf(x / √2)) / 2",
     lambda g, x: x * 0.5 * (g.erf(x * _SQRT_HALF) + 1.0),
-    derivative=lambda g, x, y: (
-        (g.erf(x * _SQRT_HALF) + 1.0) * 0.5 + x * g.exp(x * x * -0.5) * _1_SQRT_2_PI
-    ),
+    derivative=lambda g, x, y: g.normal_cdf(x) + x * g.exp(x * x * -0.5) * _1_SQRT_2_PI,
     fuses_formula=True,
 )  # fmt: skip
 _activation(

@@ -462,6 +462,17 @@ def gelu(x: Value) -> Value:
     return f.fma(-size, below, relu)
 
 
+def normal_cdf(x: Value) -> Value:
+    """Φ(x) = (1 + erf(x / √2)) / 2. Error below 8 ulp; in f32 16 for x > -3, and 4e-7 below."""
+    f, k = x.fn, real(x, "normal_cdf")
+    size = f.abs(x)
+    if k is F32:
+        _, below = _by_intervals(size) if has_lookup(x) else _by_root(size)
+    else:
+        below = erfc_of(size * math.sqrt(0.5), size, 0.5) * 0.5
+    return f.select(x < 0.0, below, 1.0 - below)
+
+
 def _by_intervals(size: Value) -> tuple[Value, Value]:
     """(a limited, Φ(-a)), coefficients being looked up in registers."""
     f = size.fn

@@ -38,13 +38,22 @@ def _matmul(op: Any, g: Graph, inputs: Values, outputs: Values, grads: Grads) ->
             g.reshape(v, shape=(product_of(v.shape.dims[:-1]), v.shape.dims[-1]))
             for v in (left, ct)
         ]
-        db = unbroadcast(g, g.matmul(swapped(g, rows[0]), rows[1]), right.shape)
+        db = unbroadcast(g, _of_right(g, right, *rows), right.shape)
+    elif right.shape.rank == left.shape.rank == 2:
+        db = _of_right(g, right, left, ct)
     else:
         db = unbroadcast(g, g.matmul(swapped(g, left), ct), right.shape)
     return [
         g.reshape(d, shape=v.shape.dims) if d.shape.rank != v.shape.rank else d
         for d, v in ((da, a), (db, b))
     ]
+
+
+def _of_right(g: Graph, right: Value, left: Value, ct: Value) -> Value:
+    """leftᵀ · ct, for a transposed matrix as (ctᵀ · left)ᵀ: what it is of has rows in memory."""
+    if right.node.op.name == "transpose":
+        return swapped(g, g.matmul(swapped(g, ct), left))
+    return g.matmul(swapped(g, left), ct)
 
 
 @vjp("grouped_matmul")

@@ -299,6 +299,13 @@ class _Item:
         at = f.gep(f.gep(partial, self.layout.sum_offset), row, self.type)
         return f.load(at, self.type)
 
+    def lse_of(self, row: Value) -> Value:
+        """Where the log-sum-exp of a row lies, [batch, heads, queries]."""
+        f, p, args = self.f, self.problem, self.rows.args
+        query, member = self.rows.place(f["row"] + row)
+        head = (f["batch"] * p.kv_heads + f["head"]) * p.gqa_group + member
+        return f.gep(args["lse"], head * args["queries"] + query, self.type)
+
     def max_of(self, partial: Value, row: Value) -> Value:
         f = self.f
         at = f.gep(f.gep(partial, self.layout.max_offset), row, self.type)
@@ -323,7 +330,10 @@ def _emit_combine(m: Module, layout: PartialLayout) -> Function:
             factor = softmax_exp(f.load(at, rows.type) - row_max)
             f.store(factor, at)
             sums.values = [f.fma(factor, rows.sum_of(place, r), sums.values[0])]
-        scale = safe_inverse(rows.with_sink(sums.values[0], row_max, r))
+        total = rows.with_sink(sums.values[0], row_max, r)
+        scale = safe_inverse(total)
+        if layout.problem.lse:
+            f.store(row_max + math.log(total), rows.lse_of(r))
         _write_row(f, rows, r, (count, places, factors, scale))
     return f
 

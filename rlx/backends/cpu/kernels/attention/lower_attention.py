@@ -50,6 +50,7 @@ def _problem(node: Node, target: Target) -> Problem:
         sinks=None if sinks is None else sinks.dtype,
         q8_kv=op.kv_scheme is not None,
         bf16_pairs=op.coarse and has_bf16_dot(target, op.head_dim),
+        lse=len(node.outputs) > 1,
     )
 
 
@@ -75,6 +76,8 @@ def _kernels(node: Node, problem: Problem, target: Target, near: bool) -> list[A
     length, keys, group = _sizes(node, "q").length, _sizes(node, "k").length, problem.gqa_group
     lanes = problem.lanes(target)
     f32_acc = problem.acc.bits == 32
+    if problem.lse:  # training: many rows
+        return [Prefill(problem)]
     if isinstance(length, int):
         rows = length * group
         if rows <= MAX_ROWS and f32_acc:
@@ -99,7 +102,7 @@ def _scratch_of(kernel: AttentionKernel, target: Target, threads: int) -> int:
     return threads * kernel.layout(target).worker_bytes
 
 
-@lowers("attention", scratch=_scratch, strided=True)
+@lowers("attention", "attention_with_lse", scratch=_scratch, strided=True)
 def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     problem = _problem(node, ctx.target)
     strides = _strides(node, ctx)
@@ -126,8 +129,8 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
             KernelLaunch(s, args, node.inputs, node.outputs, uses_scratch=True) for s in specs
         ]
     for step in steps:
-        step.bytes = node.output.shape.size_bytes  # combining moves no more than the result
-    cost = node.op.cost([v.shape for v in node.inputs], [node.output.shape])
+        step.bytes = node.outputs[0].shape.size_bytes  # combining moves no more than the result
+    cost = node.op.cost([v.shape for v in node.inputs], [node.outputs[0].shape])
     main = [step for step in steps if not isinstance(step.spec, CombineSplitKV)][-1]
     main.flops, main.bytes = cost.flops, cost.bytes
     return steps
@@ -154,7 +157,8 @@ def _args(node: Node, strides: dict[str, Dim]) -> list[KernelArg]:
     found: dict[str, KernelArg] = {
         n: 0 if x is None else Pointer(x) for n, x in zip(names, given, strict=True)
     }
-    found |= {"out": Pointer(node.output), "scratch": Scratch(node)}
+    out, *lse = node.outputs
+    found |= {"out": Pointer(out), "scratch": Scratch(node), "lse": Pointer(lse[0]) if lse else 0}
     found |= {"batch": _sizes(node, "q").batch, "queries": _sizes(node, "q").length}
     found |= {"keys": _sizes(node, "k").length, **strides}
     return [found[name] for name in ARGS]
@@ -164,7 +168,7 @@ def _strides(node: Node, ctx: Context) -> dict[str, Dim]:
     op = node.op
     assert isinstance(op, Attention)
     found: dict[str, Dim] = {}
-    operands = {"q": ctx.strides(node.inputs[0]), "out": contiguous_strides(node.output.shape)}
+    operands = {"q": ctx.strides(node.inputs[0]), "out": contiguous_strides(node.outputs[0].shape)}
     operands |= {"k": ctx.strides(node.inputs[1]), "v": ctx.strides(node.inputs[2])}
     for name, strides in operands.items():
         layout = op.kv_layout if name in "kv" else op.q_layout

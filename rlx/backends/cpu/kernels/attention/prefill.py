@@ -307,7 +307,7 @@ class Prefill(AttentionKernel):
         the block."""
         p = self.problem
         whole = self.tiling(target).columns == p.head_dim
-        return whole and not p.right_bounded and p.sinks is None
+        return whole and not p.right_bounded and p.sinks is None and not p.lse
 
     def emit(self, m: Module) -> None:
         attend = _emit_attend(m, self)

@@ -69,6 +69,8 @@ class Problem:
     """Keys and values are Q8_0 blocks."""
     bf16_pairs: bool = False
     """Operands are rounded to bf16 and multiplied in pairs (see `tiles`)."""
+    lse: bool = False
+    """The log-sum-exp of each row is a result too."""
 
     @property
     def acc(self) -> Type:
@@ -113,16 +115,16 @@ class Problem:
         return 1 if name in self.strided else gcd(self.head_dim, self.lanes(target))
 
 
-POINTERS = ("q", "k", "v", "mask", "sinks", "out", "scratch")
+POINTERS = ("q", "k", "v", "mask", "sinks", "out", "scratch", "lse")
 SIZES = ("batch", "queries", "keys")
 STRIDES = (
     *(f"{x}_{axis}" for x in "qkv" for axis in ("batch", "row", "head", "step")),
     *(f"mask_{axis}" for axis in ("batch", "head", "row", "step")),
     *(f"out_{axis}" for axis in ("batch", "row", "head")),
 )
-ARGS = (*POINTERS, *SIZES, *STRIDES)
+ARGS = (*POINTERS[:-1], *SIZES, *STRIDES, "lse")
 """The args of every attention kernel. Strides count elements; `step` is that of the last axis;
-`mask` is any address when there is no mask."""
+`mask` and `lse` are any address where there are none."""
 
 
 class Args:

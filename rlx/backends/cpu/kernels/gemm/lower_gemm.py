@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from rlx.backends.cpu.kernels.gemm.bf16_gemm import Bf16Gemm
@@ -186,7 +187,27 @@ def _matmul_scratch(node: Node, target: Target, threads: int) -> int:
     return worker_bytes(most, spec, target, node) * threads
 
 
-@lowers("matmul", scratch=_matmul_scratch, strided=True)
+_MANY_ROWS = 256
+
+
+def _reads_transposed_weight(node: Node) -> bool:
+    """Whether w may be a strided view. For many rows a transposed matrix is copied once instead:
+    packing would transpose it anew for each block of rows."""
+    w, rows = node.inputs[1], node.output.shape.dims[:-1]
+    counts = [d for d in rows if isinstance(d, int)]
+    many = len(counts) == len(rows) and prod(counts) >= _MANY_ROWS
+    return not (many and w.shape.rank == 2 and w.node.op.name == "transpose")
+
+
+def _strided_matmul(node: Node) -> tuple[int, ...]:
+    return (0, 1) if _reads_transposed_weight(node) else (0,)
+
+
+def _strided_weight(node: Node) -> tuple[int, ...]:
+    return (1,) if _reads_transposed_weight(node) else ()
+
+
+@lowers("matmul", scratch=_matmul_scratch, strided=_strided_matmul)
 def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w = node.inputs
     problem = problem_of(node, ctx.strides(x), ctx.strides(w))
@@ -301,7 +322,7 @@ def _bias_act_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers(
-    "fused_matmul_bias_act", when=_is_native, scratch=_bias_act_scratch, strided=lambda node: (1,)
+    "fused_matmul_bias_act", when=_is_native, scratch=_bias_act_scratch, strided=_strided_weight
 )
 def lower_bias_act(node: Node, ctx: Context) -> list[KernelLaunch]:
     """Weights that are no params are not packed, and are often transposed views: as in PyTorch."""
