@@ -101,6 +101,9 @@ from rlx.backends.registry import (
     register_backend as register_backend,
 )
 from rlx.models.encoder_model import EncoderModel as EncoderModel, Ranked as Ranked
+from rlx.models.finetune.finetune import FineTuned as FineTuned, finetune as finetune
+from rlx.models.finetune.history import TrainingProgress as TrainingProgress
+from rlx.models.finetune.trained_weights import LoraConfig as LoraConfig
 from rlx.models.generation import Generation as Generation
 from rlx.models.batch.embed_batcher import EmbedBatcher as EmbedBatcher
 from rlx.models.batch.engine import Engine as Engine

@@ -1,8 +1,9 @@
 """A library that trains the models of `bench train`, behind a pipe, in a process of its own.
 
 python train_server.py THREADS LIBRARY [lora], LIBRARY being rlx, torch, torch.compile or jax.
-Commands: {"do": "start", "model": name, "small": bool, "folder": of the model to adapt}, the seconds until the first step was done;
-{"do": "steps", "count": n}, their seconds and losses; {"do": "memory"}, the bytes at most resident.
+Commands: {"do": "start", "model": name, "small": bool, "folder": of the model to adapt}, the
+seconds until the first step was done; {"do": "steps", "count": n}, their seconds and losses;
+{"do": "memory"}, the bytes at most resident.
 """
 
 from __future__ import annotations

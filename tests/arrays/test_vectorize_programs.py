@@ -258,8 +258,11 @@ def test_collectives_inside_of_loops_and_branches() -> None:
     expected = np.where(np.arange(4)[:, None] > 1, h, h.mean(0))
     same(rlx.vmap(f, axis_name="i")(X), expected)
     same(rlx.vmap(rlx.checkpoint(f), axis_name="i")(X), expected)
-    alone = rlx.vmap(lambda _: rlx.scan(lambda n, _: (n + rlx.axis_index("i"), n), 0, None, length=2)[0],
-                     axis_name="i")  # fmt: skip
+
+    def counted(_: Any) -> Any:
+        return rlx.scan(lambda n, _: (n + rlx.axis_index("i"), n), 0, None, length=2)[0]
+
+    alone = rlx.vmap(counted, axis_name="i")
     assert np.array_equal(np.asarray(alone(X)), 2 * np.arange(4))  # mapped by its index alone
 
 

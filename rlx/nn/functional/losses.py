@@ -157,7 +157,7 @@ def _entropy(
             "targets do not fit the logits", where=name, got=str(list(y.shape)),
             expected=f"those of {list(x.shape)}, without the axis of classes for class numbers",
             hint="floats are probabilities of all classes: class numbers are integers"
-            if y.dtype.is_float else None,
+            if y.dtype.is_float else "",
         )  # fmt: skip
     if not 0 <= smoothing <= 1:
         raise OptionError("not a share", where=f"{name}.label_smoothing", got=smoothing)
