@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PEERED = ("arrays", "encoder", "llm", "long", "quantize", "regions", "start")  # take --peer-python
+PEERED = ("arrays", "encoder", "llm", "long", "quantize", "regions", "start", "train")
 TYPED = ("llm", "qgemm")  # take --type and --avx2
 
 

@@ -1,4 +1,5 @@
-"""Training beside torch (eager and `torch.compile`) and JAX: a tiny GPT and a CNN, from scratch.
+"""Training beside torch (eager and `torch.compile`) and JAX: a tiny GPT and a CNN from scratch, and
+LoRA on SmolLM2 beside transformers and PEFT, whose base weights are the catalogue's, dequantised.
 
 A step is forward, backward, clipping by the global norm and AdamW. Every library is a process of
 its own with 2 threads (`--peer-python`), begins with the same weights, and makes its steps in turns
@@ -8,59 +9,73 @@ with the others on the same batches. A row's peer is the best of them. Bars, for
 - memory: the most that the process had resident, its libraries included;
 - first: seconds until the first step is done, importing left out, with empty caches.
 
-`--losses N` makes N steps of the GPT instead, and compares the losses of all.
+`--losses N` makes N steps of each model instead, and compares the losses of all; a CNN with batch
+norms magnifies rounding, and is left out. `--batch` and `--context` say other sizes.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bench.common import Bar, arguments, finish
 from bench.instruction_set import instruction_set
+from bench.lora_model import write_lora_model
 from bench.peers import train_models as models
 from bench.peers.pipe import Peer, PeerMissing
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("rlx", "torch", "torch.compile", "jax")
 GOAL, FIRST, APART = 1.2, 3.0, 1e-3
-COUNTED = {"gpt": "tokens", "cnn": "images"}
+COUNTED = {"gpt": "tokens", "cnn": "images", "lora": "tokens"}
+WITHOUT = {"lora": ("jax",)}  # PEFT is torch's
+CURVES = ("gpt", "lora")
 
 
-def start(library: str, python: str, threads: int, folder: str) -> Peer:
+class Run(NamedTuple):
+    """What is trained: a model, sizes that differ from the usual, steps a turn."""
+
+    model: str
+    sizes: dict[str, Any]
+    steps: int
+
+    def counted(self) -> int:
+        """Tokens or images a step."""
+        sizes = models.LARGE[self.model]._replace(**self.sizes)
+        return int(sizes.batch * (1 if self.model == "cnn" else sizes.context))
+
+
+def start(library: str, model: str, python: str, threads: int, folder: str) -> Peer:
     """A library in a process of its own, with empty caches."""
     caches = Path(tempfile.mkdtemp(dir=folder))
     env = {"RLX_CACHE_DIR": str(caches / "rlx"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "torch")}
     if library == "rlx":
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         env["PYTHONPATH"], python = os.pathsep.join(p for p in paths if p), sys.executable
+    arguments = [threads, library] + ["lora"] * (model == "lora")
     return Peer(
-        python, "train_server.py", threads, library, requirements="requirements-arrays.txt", env=env
+        python, "train_server.py", *arguments, requirements="requirements-train.txt", env=env
     )
 
 
-def counted(model: str) -> int:
-    """Tokens or images a step."""
-    sizes = models.LARGE[model]
-    return int(sizes.batch * (sizes.context if model == "gpt" else 1))
-
-
-def model_bars(model: str, peers: dict[str, Peer], rounds: int, used: str) -> list[Bar]:
-    first = {name: peer.ask("start", model=model) for name, peer in peers.items()}
+def model_bars(run: Run, peers: dict[str, Peer], rounds: int, used: str) -> list[Bar]:
+    model = run.model
+    first = {name: p.ask("start", model=model, sizes=run.sizes) for name, p in peers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     losses = {name: list(found["losses"]) for name, found in first.items()}
-    count = 1 if model == "gpt" else 10
     for turn in range(rounds + 1):
         for name, peer in peers.items():
-            found = peer.ask("steps", count=count)
+            found = peer.ask("steps", count=run.steps)
             losses[name] += found["losses"]
             seconds[name] += found["seconds"] if turn else []  # the first turn warms up
     compare(model, losses)
-    rates = {name: counted(model) / statistics.median(s) for name, s in seconds.items()}
+    rates = {name: run.counted() / statistics.median(s) for name, s in seconds.items()}
     memory = {name: peer.ask("memory")["bytes"] / 1e6 for name, peer in peers.items()}
     for name in peers:
         print(
@@ -95,18 +110,43 @@ def compare(model: str, losses: dict[str, list[float]]) -> dict[str, float]:
     return found
 
 
-def loss_bars(peers: dict[str, Peer], steps: int) -> list[Bar]:
+def loss_bars(run: Run, peers: dict[str, Peer], steps: int) -> list[Bar]:
     """The curves of all, from the same weights and batches."""
-    losses = {name: p.ask("start", model="gpt")["losses"] for name, p in peers.items()}
+    losses = {}
     for name, peer in peers.items():
+        losses[name] = peer.ask("start", model=run.model, sizes=run.sizes)["losses"]
         losses[name] += peer.ask("steps", count=steps - 1)["losses"]
         shown = losses[name][:: max(1, steps // 10)]
         print(f"{name}: {' '.join(f'{x:.4f}' for x in shown)} {losses[name][-1]:.4f}", flush=True)
-    found = compare("gpt", losses)
+    found = compare(run.model, losses)
+    called = f"train_{run.model}_losses_{steps}"
     return [
-        Bar(f"train_gpt_losses_{steps}", worst, "relative", f"{name}, allowed", APART, 1.0, False)
+        Bar(called, worst, "relative", f"{name}, allowed", APART, 1.0, False)
         for name, worst in found.items() if name != "rlx"
     ]  # fmt: skip
+
+
+def measured(model: str, options: argparse.Namespace) -> list[Bar]:
+    """The bars of a model; its peers end with it."""
+    wanted = [x for x in options.library or LIBRARIES if x != "rlx"]
+    chosen = ["rlx", *(x for x in wanted if x not in WITHOUT.get(model, ()))]
+    given = {"batch": options.batch, "context": options.context}
+    sizes: dict[str, Any] = {k: x for k, x in given.items() if x is not None}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if model == "lora":
+            write_lora_model(Path(folder))
+            sizes["folder"] = folder
+        started = {
+            name: start(name, model, options.peer_python, options.threads, folder)
+            for name in chosen
+        }
+        peers = {name: stack.enter_context(peer) for name, peer in started.items()}
+        print(", ".join(f"{name} {p.hello['version']}" for name, p in peers.items()), flush=True)
+        run = Run(model, sizes, 10 if model == "cnn" else 1)
+        if options.losses:
+            return loss_bars(run, peers, options.losses)
+        return model_bars(run, peers, 3 if options.quick else 10, instruction_set())
 
 
 def main(argv: list[str]) -> int:
@@ -116,25 +156,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", action="append", default=[], choices=list(COUNTED))
     parser.add_argument("--library", action="append", default=[], choices=LIBRARIES)
     parser.add_argument("--losses", type=int, metavar="N", help="compare the losses of N steps")
+    parser.add_argument("--batch", type=int, help="sequences or images a step")
+    parser.add_argument("--context", type=int, help="tokens of a sequence")
     options = parser.parse_args(argv)
-    used, bars = instruction_set(), []
-    chosen = ["rlx", *(x for x in options.library or LIBRARIES if x != "rlx")]
+    bars = []
     try:
-        for model in ["gpt"] if options.losses else options.model or list(COUNTED):
-            with contextlib.ExitStack() as stack:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                peers = {
-                    name: stack.enter_context(
-                        start(name, options.peer_python, options.threads, folder)
-                    )
-                    for name in chosen
-                }
-                versions = (f"{name} {peer.hello['version']}" for name, peer in peers.items())
-                print(", ".join(versions), flush=True)
-                if options.losses:
-                    bars += loss_bars(peers, options.losses)
-                else:
-                    bars += model_bars(model, peers, 3 if options.quick else 10, used)
+        for model in options.model or (CURVES if options.losses else COUNTED):
+            bars += measured(model, options)
     except PeerMissing as e:
         print(e, file=sys.stderr)
         return 2

@@ -44,7 +44,6 @@ class Lora(NamedTuple):
     folder: str = ""
 
 
-SMALL = {"gpt": Gpt(2, 32, 2, 16, 3, 11), "cnn": Cnn((2, 4, 6, 8), 8, 5, 3)}  # for tests
 LARGE = {"gpt": Gpt(), "cnn": Cnn(), "lora": Lora()}
 
 

@@ -1,8 +1,8 @@
 """A library that trains the models of `bench train`, behind a pipe, in a process of its own.
 
 python train_server.py THREADS LIBRARY [lora], LIBRARY being rlx, torch, torch.compile or jax.
-Commands: {"do": "start", "model": name, "small": bool, "folder": of the model to adapt}, the
-seconds until the first step was done; {"do": "steps", "count": n}, their seconds and losses;
+Commands: {"do": "start", "model": name, "sizes": what differs from the usual}, the seconds until
+the first step was done; {"do": "steps", "count": n}, their seconds and losses;
 {"do": "memory"}, the bytes at most resident.
 """
 
@@ -31,10 +31,9 @@ library = importlib.import_module(PREFIX + LIBRARY.partition(".")[0])
 
 
 class Server:
-    def start(self, model: str, small: bool = False, folder: str = "") -> dict[str, Any]:
+    def start(self, model: str, sizes: dict[str, Any]) -> dict[str, Any]:
         """Make the model and its first step, without anything compiled before."""
-        self.model, self.sizes = model, (models.SMALL if small else models.LARGE)[model]
-        self.sizes = self.sizes._replace(folder=folder) if folder else self.sizes
+        self.model, self.sizes = model, models.LARGE[model]._replace(**sizes)
         self.number = 0
         weights, first = models.weights(model, self.sizes), models.batch(model, self.sizes, 0)
         begin = time.perf_counter()
