@@ -121,7 +121,7 @@ def finished_part(
     if form.drops:
         net.key = g.input("key", [2], "u32")
     g.finish_hir({"y": build()})
-    graph = g.with_fusion_policy(FusionPolicy.FUSABLE).into_graph()
+    graph = g.with_fusion_policy(FusionPolicy.DIRECT).into_graph()
     return Part(graph, tuple([n.name for n in graph.nodes if n.op.name == "input"]))
 
 
