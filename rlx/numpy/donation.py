@@ -74,35 +74,20 @@ def pairs(graph: Graph, donated: list[str], paths: list[str]) -> dict[str, str]:
     left = [graph.find(name) for name in donated]
     rows = list(zip(graph.output_names, graph.outputs, paths, strict=False))
     found: dict[int, int] = {}
-    taken: set[int] = set()
-    for least in _ENDS:  # longest first; all with all would be too many for hundreds of arrays
+    free = dict.fromkeys(range(len(left)))
+    # From long ends to short ones, by hash: comparing all with all would be quadratic.
+    for count in range(max([len(path) for path in paths], default=0), -1, -1):
         inputs: dict[Any, list[int]] = {}
-        for j, source in enumerate(left):
-            if j not in taken:
-                inputs.setdefault((source.shape, _end(source.node.name, least)), []).append(j)
-        fitting = [
-            (-_common_end(path, left[j].node.name), i, j)
-            for i, (_, output, path) in enumerate(rows)
-            if i not in found
-            for j in inputs.get((output.shape, _end(path, least)), ())
-        ]
-        for _, i, j in sorted(fitting):
-            if i not in found and j not in taken:
-                found[i] = j
-                taken.add(j)
+        for j in reversed(free):
+            source = left[j]
+            inputs.setdefault((source.shape, _end(source.node.name, count)), []).append(j)
+        for i, (_, output, path) in enumerate(rows):
+            fitting = inputs.get((output.shape, _end(path, count))) if i not in found else None
+            if fitting:
+                found[i] = fitting.pop()
+                del free[found[i]]
     return {rows[i][0]: left[j].node.name for i, j in sorted(found.items())}
-
-
-_ENDS = (32, 16, 8, 0)  # characters that two names have in common at least
 
 
 def _end(name: str, count: int) -> str:
     return name[-count:] if count else ""
-
-
-def _common_end(a: str, b: str) -> int:
-    """How many characters two names have in common at their ends."""
-    count = 0
-    while count < min(len(a), len(b)) and a[-1 - count] == b[-1 - count]:
-        count += 1
-    return count

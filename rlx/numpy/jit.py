@@ -46,6 +46,7 @@ from rlx.numpy.tree import flatten, is_tree, leaf_names
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
 from rlx.specialize.options import CompileOptions
+from rlx.support.gc_pause import without_gc
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -203,7 +204,7 @@ class JitFunction(Generic[P, R]):
 
     def _fresh(self, call: Arguments, reason: str = "") -> CompiledTrace:
         """A new trace for a call; with numbers for sizes where symbols will not do."""
-        with _TRACING:
+        with _TRACING, without_gc():
             try:
                 return self._trace(call, False, reason)
             except _NEED_NUMBERS as error:

@@ -89,6 +89,7 @@ class Trace:
             self.known: set[tuple[Dim, str, Dim, bool]] = set()  # what they say
             self.hints: dict[str, int] = {}  # the sizes of the call that is traced
             self.replaced: dict[str, Dim] = {}  # symbols that turned out to equal others
+            self.replaced_by: dict[str, set[str]] = {}  # a symbol -> those whose dims name it
             self.quotients: dict[str, Dim] = {}  # symbols made for what a size is divided by
 
     @contextmanager
@@ -219,10 +220,12 @@ class Trace:
 
     def _replace(self, symbol: str, dim: Dim) -> None:
         root, change = self.root, {symbol: dim}
-        for s, d in root.replaced.items():
-            if isinstance(d, Expr) and symbol in d.symbols:
-                root.replaced[s] = substitute(d, change)
+        moved = root.replaced_by.pop(symbol, set())
+        for each in moved:
+            root.replaced[each] = substitute(root.replaced[each], change)
         root.replaced[symbol] = dim
+        for each in dim.symbols if isinstance(dim, Expr) else ():
+            root.replaced_by.setdefault(each, set()).update(moved, (symbol,))
         for graph in root.open_graphs:
             graph.replace_symbol(symbol, dim)
 
