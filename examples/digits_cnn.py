@@ -101,7 +101,7 @@ def drawing(image: np.ndarray) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("epochs", type=int, nargs="?", default=20)
     parser.add_argument("--save", help="where to write the weights, as safetensors")
     given = parser.parse_args()

@@ -162,7 +162,7 @@ def picture(paths: dict[str, np.ndarray], colours: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("steps", type=int, nargs="?", default=1500)
     parser.add_argument("--out", type=Path, default=Path("pendulum.svg"))
     given = parser.parse_args()

@@ -163,7 +163,7 @@ def write(model: TinyGPT, text: str, count: int, key: rlx.Array) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("steps", type=int, nargs="?", default=600)
     parser.add_argument("--folder", help="where checkpoints are")
     parser.add_argument("--text", type=Path, help="a file to learn (default: Python's manual)")

@@ -172,9 +172,11 @@ def _joined_pads(m: Match) -> Result:
 
 
 def _transposed_concat(m: Match) -> Result:
-    """transpose(concat(a, b)) = concat(transpose(a), transpose(b)): each is copied once."""
+    """transpose(concat(a, b)) = concat(transpose(a), transpose(b)): each is copied once.
+
+    Not of elementwise parts, as those of rotary embeddings: a region writes them in any order."""
     joined, axes = m.root.inputs[0], m.op().axes
-    if m.editor.uses(joined) != 1:
+    if m.editor.uses(joined) != 1 or any(p.node.op.is_elementwise for p in joined.node.inputs):
         return None
     axis = axes.index(normalize_axis(joined.node.op.axis, joined.shape.rank))  # type: ignore[attr-defined]
     parts = [m.g.transpose(part, axes=axes) for part in joined.node.inputs]

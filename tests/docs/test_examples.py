@@ -120,6 +120,13 @@ def test_pendulum(tmp_path: Path) -> None:
     assert len(drawn.findall("{http://www.w3.org/2000/svg}polyline")) == 3
 
 
+def test_finetune_smollm2() -> None:
+    text = printed("finetune_smollm2.py", "smollm2-135m", 10)
+    assert number(r"loss [\d.]+ to ([\d.]+)", text) < number(r"loss ([\d.]+) to", text) / 2
+    before, after = (re.search(rf"{name}: +(.*)", text) for name in ("before", "after"))
+    assert before and after and "Ahoy" not in before[1] and after[1].startswith("Ahoy, matey!")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", [["mypy", "--strict"], ["pyright"]], ids=lambda c: c[0])
 def test_type_checkers_accept_the_examples(checker: list[str]) -> None:

@@ -65,10 +65,12 @@ def gathers() -> Iterator[Case]:
 def convolutions() -> Iterator[Case]:
     images, dy = ("n", 6, 9, 37), ("n", 10, 9, 37)
     for t in (*FLOATS, "f64"):
-        # sums of n · 333 products
+        # sums of n · 333 products, up to 67 · 333; f64 has no wider type to sum in, and added one
+        # by one their roundings walk √22,311 / 2 half-ulps of the largest sum
+        within = 80 if t == "f64" else 16
         yield Case(
             "conv_weight_backward", t, {"x": Arg(images, t), "dy": Arg(dy, t)},
-            lambda g, *v: g.conv_weight_backward(*v, kernel=(3, 3), padding=(1,)), 16, "sum",
+            lambda g, *v: g.conv_weight_backward(*v, kernel=(3, 3), padding=(1,)), within, "sum",
         )  # fmt: skip
         pooled = {"x": Arg(images, t, special=True), "dy": Arg(("n", 6, 4, 18), t)}
         yield Case(

@@ -62,7 +62,7 @@ def ints(high: int, *dims: int) -> np.ndarray:
 
 SPECIAL = np.array([0.0, -0.0, 1e-30, -1e-30, 0.5, -3.0, 30.0, -30.0, 100.0, -100.0], np.float32)
 EDGES = np.array([np.nan, np.inf, -np.inf], np.float32)
-UNARY = "sigmoid silu gelu gelu_tanh gelu_quick softplus relu square sign tan leaky_relu elu"
+UNARY = "sigmoid silu gelu normal_cdf gelu_tanh gelu_quick softplus relu square sign tan leaky_relu elu"
 INVERSE = "asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10"
 QUESTIONS = "is_nan is_inf is_finite signbit logical_not"
 
@@ -150,6 +150,7 @@ def quant_cases(scheme: QuantScheme) -> Iterable[Case]:
     one = [p[0] for p in parts]
     yield "dequant_matmul", [f(2, 5, 64), *one], {"scheme": scheme}
     yield "dequant_matmul", [f(5, 64, dtype=np.float16), *one], {"scheme": scheme}
+    yield "dequant_matmul_transposed", [f(2, 5, 6), *one], {"scheme": scheme}
     yield "dequant_gather", [one[0], ints(6, 2, 3), *one[1:]], {"scheme": scheme}
     yield "dequant_moe_weights", [parts[0], ints(3, 4), *parts[1:]], {"scheme": scheme}
     yield "dequant_grouped_matmul", [f(4, 64), parts[0], ints(3, 4), *parts[1:]], {"scheme": scheme}
