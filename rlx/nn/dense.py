@@ -13,6 +13,7 @@ from rlx.nn.functional.operands import ArrayLike
 from rlx.nn.functional.quantized import QuantizedWeight
 from rlx.nn.module import Module, Unset
 from rlx.numpy.array import Array
+from rlx.numpy.derivative_rules import stop_gradient
 from rlx.numpy.dispatch import as_array
 
 
@@ -70,7 +71,8 @@ class Bilinear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table [entries, width], which starts normal; `padding_idx` starts as zeros."""
+    """Rows of a table [entries, width], which starts normal; row `padding_idx` starts as zeros and
+    has no gradient."""
 
     weight: Array | QuantizedWeight
 
@@ -89,7 +91,12 @@ class Embedding(Module):
         self.weight = weight
 
     def __call__(self, ids: ArrayLike) -> Array:
-        return F.embedding(ids, self.weight)
+        rows = F.embedding(ids, self.weight)
+        if self.padding_idx is None:
+            return rows
+        numbers = as_array(ids)
+        is_padding = rnp.expand_dims(numbers == self.padding_idx, axis=-1)
+        return rnp.where(is_padding, stop_gradient(rows), rows)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -115,7 +115,7 @@ TIES = [
     _case("minimum at ties", "np.minimum(a, b)", a=_TIES, b=[[-1.0, 0.0, 1.0]]),
     _case("max at ties", "np.max(a, axis=1)", a=_TIES),
     _case("min at ties", "np.min(a)", a=_TIES),
-    _case("abs at 0", "np.abs(a)", a=_TIES),
+    _case("clip at its bounds", "np.clip(a, min=0.0, max=2.0)", a=_TIES),
     _case("relu at 0", "np.relu(a)", "jax.nn.relu(a)", a=_TIES),
     _case("sort at ties", "np.sort(a, axis=1)", a=_TIES),
     _case("prod with zeros", "np.prod(a, axis=1)", a=[*_TIES, [0.0, 2.0, 3.0]]),
@@ -223,10 +223,12 @@ def _spectra() -> Iterator[Case]:
         "complex quotient": "a / (a * a + 3)", "complex parts": "np.real(a) * np.imag(a ** 2)",
         "complex exp": "np.exp(a)", "complex tanh": "np.tanh(a)",
         "complex log": "np.log(a + 5.0)", "complex sqrt": "np.sqrt(a + 5.0)",
-        "complex sign": "np.sign(a)", "complex matmul": "a @ np.conj(np.matrix_transpose(a))",
+        "complex matmul": "a @ np.conj(np.matrix_transpose(a))",
         "complex sum": "np.sum(a, axis=0) * np.prod(a, axis=0)",
     }.items():  # fmt: skip
         yield _case(name, expression, a="n 4", is_complex=True)
+    # JAX gives the sign of a complex number no derivative
+    yield _case("complex sign", "np.sign(a)", "a / np.abs(a)", a="n 4", is_complex=True)
     yield _case("complex solve", "np.linalg.solve(a, b)", a="3 3", b="3 n", is_complex=True)
     yield _case("complex inv", "np.linalg.inv(a)", a="n 3 3", is_complex=True)
 
@@ -244,15 +246,18 @@ EDGES = [
           "softshrink": ", 0.4", "hardshrink": ", 0.4", "threshold": ", 0.1, -3.0",
           "softplus": ", 2.0, 1.5", "logsigmoid": "", "softsign": "",
       }.items()],
-    _case("prelu at 0", "F.prelu(a, b)", a=[[0.0, -1.0, 1.0]], b=[0.3, 0.3, 0.3]),
-    _case("clip at its bounds", "np.clip(a, min=-0.5, max=0.8)", "torch.clamp(a, -0.5, 0.8)",
-          a=_EDGES),
+    _case("prelu at 0", "F.prelu(a, b)", a=[[0.0, -1.0, 1.0]], b=[0.3, 0.3, 0.3],
+          is_smooth=False),
+    _case("abs at 0", "np.abs(a)", "torch.abs(a)", a=_TIES),  # in JAX it has a slope of 1
     _case("l1 at 0", "F.l1_loss(a, b, reduction='none')", a=[0.0, 1.0], b=[0.0, 2.0]),
     _case("huber at delta", "F.huber_loss(a, b, reduction='none')", a=[1.0, -1.0, 0.0, 2.0],
           b=[0.0, 0.0, 0.0, 0.0]),
     _case("smooth l1 at beta", "F.smooth_l1_loss(a, b, reduction='none')", a=[1.0, -1.0, 0.0, 2.0],
           b=[0.0, 0.0, 0.0, 0.0]),
-    _case("norm at 0", "F.normalize(a, 2.0, 1)", a=[[3.0, 4.0], [0.0, 0.0]]),
+    _case("norm at 0", "F.normalize(a, 2.0, 1, 0.1)", a=[[3.0, 4.0], [0.0, 0.0]], is_smooth=False),
+    _case("3-norm at 0", "F.normalize(a, 3.0, 1, 0.1)", a=[[3.0, 4.0], [0.0, 0.0]], is_smooth=False),
+    _case("cosine at 0", "F.cosine_similarity(a, b, 1, 0.1)", a=[[3.0, 4.0], [0.0, 0.0]],
+          b=[[1.0, 4.0], [2.0, 1.0]], is_smooth=False),
     _case("all ignored but one", "F.cross_entropy(a, b)", a=np.eye(3), b=np.array([-100, -100, 1])),
     _case("fully masked row", "np.sum(F.scaled_dot_product_attention(a, b, b, c))",
           "F.scaled_dot_product_attention(a, b, b, c).nan_to_num().sum()",

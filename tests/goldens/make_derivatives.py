@@ -28,8 +28,10 @@ KEPT: dict[str, np.ndarray] = {}
 NN_GOLDENS = np.load(Path(__file__).with_name("nn.npz"))
 
 
-FIXED = {"batch norm": "bc", "smoothed": "c", "weighted none": "c", "bce logits": "cd"}
-"""Inputs by which torch does not differentiate: running statistics, weights."""
+FIXED = {"batch norm": "bc", "smoothed": "c", "weighted none": "c", "bce logits": "cd",
+         "kl": "b"}  # fmt: skip
+"""Inputs by which torch does not differentiate: running statistics, weights; and the target of the
+Kullback-Leibler divergence, where it has NaN at a target of 0."""
 
 
 def keep(name: str, x: Any) -> None:

@@ -372,7 +372,9 @@ class Clamp(Unary):
         return g.minimum(g.maximum(x, low), high)
 
     def derivative(self, g: Graph, x: Value, y: Value) -> Any:
-        return g.cast(g.eq(x, y), x.shape.dtype)  # 1 inside and at the bounds
+        """1 inside, and 0 at the bounds, as PyTorch's hardtanh and ReLU6 have it."""
+        low, high = (g.constant(b, x.shape.dtype) for b in (self.low, self.high))
+        return g.cast(g.logical_and(g.gt(x, low), g.lt(x, high)), x.shape.dtype)
 
     def bounds(self, element: DType) -> tuple[float, float]:
         """The bounds as numbers of that type: for an integer type, ints inside its range."""

@@ -188,11 +188,11 @@ def threshold(x: ArrayLike, bound: float, value: float) -> Array:
 def _prelu(g: Graph, x: Value, weight: Value, after: int) -> Any:
     if weight.shape.rank and after:
         weight = g.reshape(weight, (*weight.shape.dims, *[1] * after))
-    return g.where(g.ge(x, 0.0), x, g.mul(x, weight))
+    return g.where(g.gt(x, 0.0), x, g.mul(x, weight))
 
 
 def prelu(x: ArrayLike, weight: ArrayLike) -> Array:
-    """x where x ≥ 0, else weight · x; a weight per channel (axis 1), or one for all."""
+    """x where x > 0, else weight · x; a weight per channel (axis 1), or one for all."""
     x, weight = as_array(x), as_array(weight)
     return call(_prelu, [x, weight], max(x.ndim - 2, 0))
 

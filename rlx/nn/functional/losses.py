@@ -44,8 +44,9 @@ def l1_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Array:
 
 
 def _huber(g: Graph, x: Value, y: Value, reduction: str, delta: float, scale: float) -> Any:
-    off = g.abs(g.sub(x, y))
-    near = g.mul(g.square(off), 0.5)
+    signed = g.sub(x, y)
+    off = g.abs(signed)
+    near = g.mul(g.square(signed), 0.5)  # not of |x − y|: it has a second derivative at 0
     far = g.mul(g.sub(off, 0.5 * delta), delta)
     return _reduced(g, g.mul(g.where(g.lt(off, delta), near, far), scale), reduction)
 

@@ -9,7 +9,7 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.nn.functional.operands import ArrayLike, call, call_many, fixed, require_rank
+from rlx.nn.functional.operands import ArrayLike, call, call_many, fixed, require_rank, root
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
 
@@ -138,12 +138,12 @@ def batch_statistics(x: ArrayLike) -> tuple[Array, Array]:
 
 def _normalize(g: Graph, x: Value, p: float, axis: int, eps: float) -> Any:
     if p == 2:
-        size = g.sqrt(g.sum(g.square(x), axis=(axis,), keepdims=True))
+        size = root(g, g.sum(g.square(x), axis=(axis,), keepdims=True))
     elif p == 1:
         size = g.sum(g.abs(x), axis=(axis,), keepdims=True)
     else:
         total = g.sum(g.pow(g.abs(x), p), axis=(axis,), keepdims=True)
-        size = g.pow(total, 1 / p)
+        size = root(g, total, p)
     return g.div(x, g.maximum(size, eps))
 
 

@@ -70,6 +70,15 @@ def fixed(g: Graph, x: Value, sizes: Sizes) -> Value:
     return x
 
 
+def root(g: Graph, x: Value, p: float = 2.0) -> Any:
+    """The p-th root of sums of magnitudes, with a slope of 0 at 0: vectors of length 0 have a
+    direction that nothing determines, and an infinite slope times 0 would be NaN."""
+    zero, one = (g.constant(c, x.shape.dtype) for c in (0.0, 1.0))
+    is_zero = g.eq(x, zero)
+    inside = g.where(is_zero, one, x)
+    return g.where(is_zero, zero, g.sqrt(inside) if p == 2 else g.pow(inside, 1 / p))
+
+
 def require_rank(x: ArrayLike, ranks: Sequence[int], where: str, expected: str) -> Array:
     made = as_array(x)
     if made.ndim not in ranks:

@@ -19,6 +19,7 @@ from rlx.nn.functional.operands import (
     fixed,
     require_option,
     require_rank,
+    root,
 )
 from rlx.nn.functional.quantized import (
     QuantizedWeight,
@@ -190,7 +191,7 @@ def dropout(
 
 def _cosine(g: Graph, a: Value, b: Value, axis: int, eps: float) -> Any:
     dot, aa, bb = (g.sum(g.mul(u, v), axis=(axis,)) for u, v in ((a, b), (a, a), (b, b)))
-    return g.div(dot, g.mul(g.maximum(g.sqrt(aa), eps), g.maximum(g.sqrt(bb), eps)))
+    return g.div(dot, g.mul(g.maximum(root(g, aa), eps), g.maximum(root(g, bb), eps)))
 
 
 def cosine_similarity(a: ArrayLike, b: ArrayLike, axis: int = -1, eps: float = 1e-8) -> Array:
