@@ -75,6 +75,10 @@ class ChannelsLastGemm(KernelSpec):
     def tile(self, target: Target) -> int:
         return tile_pixels(target, self.width)
 
+    def sizes(self, target: Target) -> list[int]:
+        """Pixels of the full tile and of smaller ones."""
+        return [self.tile(target), 4, 2, 1]
+
     def block(self, target: Target, channels: int, area: int) -> int:
         """Tiles of a block of pixels, which have `area` input pixels each."""
         rows = self.tile(target)
@@ -106,11 +110,10 @@ class _Emitter:
     def __init__(self, spec: ChannelsLastGemm, m: Module) -> None:
         self.spec, self.lanes = spec, m.target.lanes(32)
         self.rows, self.line = spec.tile(m.target), self.lanes * 4
-        sizes = [r for r in (8, 6, 4, 2, 1) if r <= self.rows and not (r == 6 < self.rows)]
-        self.sizes = sizes
+        sizes = self.sizes = spec.sizes(m.target)
         self.kinds = list(dict.fromkeys([(spec.width, False), (spec.last, spec.masked)]))
         self.micro = {
-            (kind, r): _Micro(spec, m, *kind, r, sizes).function
+            (kind, r): Micro(spec, m, *kind, r, sizes).function
             for kind in self.kinds
             for r in sizes
         }
@@ -261,11 +264,11 @@ class _Emitter:
                 source, x_pitch, count, weights, taps, run, tile, goes_on.to(i64, signed=False),
                 stops.to(i64, signed=False), out, pitch * 4, bias, residual, tail,
             ]  # fmt: skip
-            for r in f.cases(_padded(f, count, self.sizes), self.sizes):
+            for r in f.cases(padded(f, count, self.sizes), self.sizes):
                 f.call(self.micro[kind, r], *given)
 
 
-def _padded(f: Function, count: Value, sizes: Sequence[int]) -> Value:
+def padded(f: Function, count: Value, sizes: Sequence[int]) -> Value:
     """The smallest of the tile heights that holds `count` rows."""
     found = f.i64(sizes[0])
     for size in sizes[1:]:
@@ -273,7 +276,7 @@ def _padded(f: Function, count: Value, sizes: Sequence[int]) -> Value:
     return found
 
 
-class _Micro:
+class Micro:
     """void micro(…): a tile of up to `rows` pixels times `vectors` vectors of filters."""
 
     def __init__(
@@ -285,7 +288,9 @@ class _Micro:
         self.type = vec(self.lanes, f32)
         # fewer pixels would run in a smaller tile
         self.sure = max((s + 1 for s in sizes if s < rows), default=1)
-        name = f"micro{vectors}_{rows}" + "m" * masked
+        self.table_rows = sizes[0]
+        kind = "rows" if spec.pointwise else "taps"
+        name = f"{kind}{vectors}_{rows}" + "m" * masked
         self.function = self.f = m.function(name, _MICRO, internal=True)
         self._emit()
 
@@ -315,17 +320,13 @@ class _Micro:
         f = self.f
         carry = sums
         for tap in carry.range(0, f["taps"], guard=False):  # type: ignore[attr-defined]
-            entry = f.gep(f["rows"], tap * (self._table_rows * 8))
+            entry = f.gep(f["rows"], tap * (self.table_rows * 8))
             rows = [f.load(entry, ptr, r * 8) for r in range(self.rows)]
             inner = f.carry(carry.values)  # type: ignore[attr-defined]
             base = tap * f["run"]
             for k in inner.range(0, f["run"], guard=False):
                 inner.values = self._rank_one(rows, k, base + k, inner.values)
             carry.values = inner.values  # type: ignore[attr-defined]
-
-    @property
-    def _table_rows(self) -> int:
-        return tile_pixels(self.f.target, self.spec.width)
 
     def _row(self, r: int) -> Value:
         """Missing pixels read the last one again."""

@@ -27,6 +27,7 @@ from rlx.passes.rewrite import GONE, Editor
 from rlx.passes.simplify import dce
 from rlx.support.records import dataclass
 
+_WINOGRAD_CHANNELS, _WINOGRAD_SIZE = 32, 7
 _FEW_CHANNELS = 4  # such images are padded first: a row of taps is then contiguous
 
 
@@ -169,6 +170,8 @@ class _Layout:
         out, per_group = w.shape.static_dims[:2]
         filters = out // record.groups
         form = "depthwise" if per_group == 1 and filters == 1 and record.groups > 1 else "gemm"
+        if form == "gemm" and _suits_winograd(made):
+            form = "winograd"
         packing = {
             "groups": record.groups, "form": form,
             "width": panel_width(self.target, filters) * lanes, "lanes": lanes,
@@ -359,6 +362,17 @@ class _Layout:
 
 
 _EITHER = ("add", "mul")
+
+
+def _suits_winograd(made: _Made) -> bool:
+    """3×3 with enough channels on both sides and an image of several tiles. The sizes of an image
+    decide, never how many there are: a result does not depend on the batch."""
+    record, dims = made.record, made.w.shape.static_dims
+    plain = set(record.stride) | set(record.dilation) | {record.groups} == {1}
+    if dims[2:] != (3, 3) or not plain or min(dims[:2]) < _WINOGRAD_CHANNELS:
+        return False
+    sizes = made.x.shape.dims[1:3]
+    return all(not isinstance(n, int) or n >= _WINOGRAD_SIZE for n in sizes)
 
 
 def _with(made: _Made, **changes: Any) -> _Made:

@@ -6,6 +6,8 @@ from typing import Any
 
 from rlx.backends.cpu.kernels.conv.channels_last_gemm import ChannelsLastGemm
 from rlx.backends.cpu.kernels.conv.channels_last_windows import ChannelsLastWindows
+from rlx.backends.cpu.kernels.conv.channels_last_winograd import ChannelsLastWinograd
+from rlx.backends.cpu.layouts.channels_last import plain_size
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import Dim
 from rlx.ir.lir import aligned
@@ -119,9 +121,42 @@ def _launch(node: Node, spec: Any, args: dict[str, KernelArg]) -> KernelLaunch:
     )  # fmt: skip
 
 
+def _winograd_spec(node: Node) -> ChannelsLastWinograd:
+    op: Any = node.op
+    columns, width = op.w.static_dims[0], op.width // op.lanes
+    last = -(-columns // op.lanes) % width or width
+    masked = columns % op.lanes > 0
+    return ChannelsLastWinograd(
+        width, last, masked, op.has_bias, op.has_residual, op.activation
+    )  # fmt: skip
+
+
+def _winograd(node: Node, target: Target) -> KernelLaunch:
+    op: Any = node.op
+    x, filters = node.inputs[:2]
+    bias, residual = op.extras(*node.inputs[2:])
+    dims, spec = op.w.static_dims, _winograd_spec(node)
+    args: dict[str, KernelArg] = _geometry(*_axes(op.plain.window(dims), x.shape, node.output.shape))
+    each = aligned(spec.scratch(target, dims[1]))
+    plain = plain_size(dims, 1, op.form, op.width, op.lanes)
+    args |= {
+        "x": Pointer(x), "filters": Pointer(filters), "points": Pointer(filters, plain),
+        "out": Pointer(node.output), "scratch": Scratch(node), "scratch_bytes": each,
+        "batch": x.shape.dims[0], "columns": dims[0], "panels": -(-dims[0] // op.width),
+        "channels": dims[1], "block": spec.block(target),
+    }  # fmt: skip
+    given = {"bias": bias, "residual": residual}
+    args |= {name: Pointer(v) for name, v in given.items() if v is not None}
+    return _launch(node, spec, args)
+
+
 def _conv_scratch(node: Node, target: Target, threads: int) -> int:
     op: Any = node.op
-    return 0 if op.form == "depthwise" else _Problem(node, target).worker_bytes * threads
+    if op.form == "depthwise":
+        return 0
+    if op.form == "winograd":
+        return aligned(_winograd_spec(node).scratch(target, op.w.static_dims[1])) * threads
+    return _Problem(node, target).worker_bytes * threads
 
 
 @lowers("conv_channels_last", scratch=_conv_scratch)
@@ -129,6 +164,8 @@ def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     if op.form == "depthwise":
         return [_depthwise(node)]
+    if op.form == "winograd":
+        return [_winograd(node, ctx.target)]
     return [_Problem(node, ctx.target).launch()]
 
 
