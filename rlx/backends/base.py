@@ -248,6 +248,10 @@ class Backend(ABC):
         """Whether the host runs the reference of this node, which is native only in name."""
         return False
 
+    def choose_layouts(self, graph: Graph) -> Graph:
+        """Rewrite a graph whose values the device would rather have in another order of axes."""
+        return graph
+
     def rewrite_template(self, graph: Graph) -> Graph:
         """Rewrite a template for the device, before the prepare graph is split off."""
         return graph

@@ -89,6 +89,7 @@ class Context:
     has_native: HasNative | None = None  # None: the device runs every op
     choose: Choose = prefer_native
     lower: Callable[[Graph], Graph] | None = None
+    layout: Callable[[Graph], Graph] | None = None
     on_fire: OnFire | None = None
     quant: QuantScheme | None = None
     fusion: FusionReport = field(default_factory=FusionReport)
@@ -138,6 +139,10 @@ def _lower(graph: Graph, context: Context) -> Graph:
     return graph if context.lower is None else context.lower(graph)
 
 
+def _layout(graph: Graph, context: Context) -> Graph:
+    return graph if context.layout is None else context.layout(graph)
+
+
 def _prepare(graph: Graph, context: Context) -> Graph:
     stays = (context.has_native or (lambda node: True)) if context.packs_only else None
     main, prepared = split_prepare(graph, stays)
@@ -156,6 +161,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("dce", lambda g, c: recursive(dce)(g)),
     *(_fusion(name) for name in FUSIONS if name != "regions"),
     Pass("precision", _precision, required=True),
+    Pass("layout", _layout),
     Pass("legalize", _legalize, required=True),
     _fusion("regions"),
     Pass("legalize", _legalize, required=True),  # decomposes regions that the device does not run
@@ -203,6 +209,7 @@ def run_pipeline(
     has_native: HasNative | None = None,
     choose: Choose = prefer_native,
     lower: Callable[[Graph], Graph] | None = None,
+    layout: Callable[[Graph], Graph] | None = None,
     policy: FusionPolicy | str = FusionPolicy.DIRECT,
     precision: str = "f32",
     quant: QuantScheme | None = None,
@@ -219,7 +226,7 @@ def run_pipeline(
     """
     chosen = _selected(passes)
     fusion = FusionPolicy.of(policy)
-    context = Context(fusion, precision, has_native, choose, lower, on_fire, quant)
+    context = Context(fusion, precision, has_native, choose, lower, layout, on_fire, quant)
     context.packs_only = passes is not None and "prepare" not in passes
     trace: list[Stage] = []
     if phases is None:

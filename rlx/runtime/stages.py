@@ -77,6 +77,7 @@ class Stages:
             has_native=self.backend.has_native,
             choose=chosen.dispatch.choose,
             lower=self.backend.rewrite_template,
+            layout=self.backend.choose_layouts,
             passes=chosen.profile.passes,
             precision=chosen.profile.precision,
         )

@@ -216,6 +216,7 @@ def make_template(
         has_native=backend.has_native,
         choose=options.dispatch.choose,
         lower=backend.rewrite_template,
+        layout=backend.choose_layouts,
         passes=options.profile.passes,
         phases=phases,
         precision=options.profile.precision,

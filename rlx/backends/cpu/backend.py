@@ -82,6 +82,9 @@ class CpuBackend(Backend):
     def runs_on_host(self, node: Node) -> bool:
         return self._compiler.runs_on_host(node)
 
+    def choose_layouts(self, graph: Graph) -> Graph:
+        return self._compiler.choose_layouts(graph)
+
     def rewrite_template(self, graph: Graph) -> Graph:
         return self._compiler.rewrite_template(graph)
 

@@ -311,11 +311,11 @@ class Compiler:
     def runs_on_host(self, node: Node) -> bool:
         return runs_on_host(node)
 
+    def choose_layouts(self, graph: Graph) -> Graph:
+        return rewritten(graph, registry.LAYOUTS, self.target)
+
     def rewrite_template(self, graph: Graph) -> Graph:
-        for ops, rewrite in registry.REWRITES:
-            if any(node.op.name in ops for node in graph.nodes):
-                graph = rewrite(graph, self.target)
-        return graph
+        return rewritten(graph, registry.REWRITES, self.target)
 
     def rewrite_variant(self, graph: Graph) -> Graph:
         return insert_contiguous(graph, reads_strided)
@@ -365,6 +365,14 @@ class Compiler:
                 known.clear()
             found = known[key] = ProgramLayout(variant, lowered)
         return found
+
+
+def rewritten(graph: Graph, rewrites: Sequence[registry.Rewrite], target: Target) -> Graph:
+    """The graph after the rewrites for which it has an op."""
+    for ops, rewrite in rewrites:
+        if any(node.op.name in ops for node in graph.nodes):
+            graph = rewrite(graph, target)
+    return graph
 
 
 class _Code:

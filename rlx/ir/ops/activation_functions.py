@@ -127,3 +127,34 @@ class Elu(FloatUnary):
 
     def derivative(self, g: Graph, x: Value, y: Value) -> Any:
         return g.where(g.gt(x, 0.0), g.constant(1.0, x.shape.dtype), y + self.alpha)
+
+
+def _between(low: float, high: float, slope: float) -> Derivative:
+    """The slope inside low … high, zero outside."""
+
+    def inside(g: Graph, x: Value, y: Value) -> Any:
+        there = g.logical_and(g.gt(x, low), g.lt(x, high))
+        return g.where(there, g.constant(slope, x.shape.dtype), g.constant(0.0, x.shape.dtype))
+
+    return inside
+
+
+def _hard_swish_slope(g: Graph, x: Value, y: Value) -> Any:
+    zero, one = (g.constant(c, x.shape.dtype) for c in (0.0, 1.0))
+    inner = g.where(g.lt(x, 3.0), x * (1 / 3) + 0.5, one)
+    return g.where(g.gt(x, -3.0), inner, zero)
+
+
+_activation(
+    "hard_sigmoid", lambda x: np.clip(x + 3, 0, 6) / 6, "(x + 3) / 6 limited to 0 … 1",
+    lambda g, x: g.clamp(x + 3.0, 0.0, 6.0) / 6.0, derivative=_between(-3.0, 3.0, 1 / 6),
+    fuses_formula=True,
+)  # fmt: skip
+_activation(
+    "hard_swish", lambda x: x * (np.clip(x + 3, 0, 6) / 6), "x · hard_sigmoid(x)",
+    lambda g, x: x * g.hard_sigmoid(x), derivative=_hard_swish_slope, fuses_formula=True,
+)  # fmt: skip
+_activation(
+    "relu6", lambda x: np.clip(x, 0, 6), "x limited to 0 … 6",
+    lambda g, x: g.clamp(x, 0.0, 6.0), derivative=_between(0.0, 6.0, 1.0), fuses_formula=True,
+)  # fmt: skip

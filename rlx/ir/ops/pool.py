@@ -187,9 +187,13 @@ class Resize(Op):
         return np.take(x, below, axis=axis) * (1 - part) + np.take(x, above, axis=axis) * part
 
     def decompose(self, g: Graph, x: Value) -> Any:
+        return self.decompose_at(g, x, 2)
+
+    def decompose_at(self, g: Graph, x: Value, first: int) -> Any:
+        """The decomposition for spatial axes that begin at axis `first`."""
         nearest = self.mode == "nearest"
         y = x if nearest else wide(g, x)
-        for axis, size in enumerate(self.sizes, start=2):
+        for axis, size in enumerate(self.sizes, start=first):
             y = _nearest(g, y, axis, size) if nearest else self._linear(g, y, axis, size)
         return cast(g, y, x.shape.dtype)
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 import rlx.backends.cpu.kernels as families
+from rlx.backends.cpu.kernels.conv.choose_layout import choose_layout
 from rlx.backends.cpu.kernels.conv.lower_conv import CONVOLUTIONS, pack_conv
 from rlx.backends.cpu.kernels.gemm.pack_weights import MATMULS, pack_weights
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import QUANTISED, pack_quantised
@@ -16,9 +17,14 @@ from rlx.llvm.target import Target
 for _module in walk_packages(families.__path__, f"{families.__name__}."):
     import_module(_module.name)
 
-# Rewrites of a template for this device, in order: weights are prepacked. Each is for graphs that
+Rewrite = tuple[frozenset[str], Callable[[Graph, Target], Graph]]
+
+# Layouts of values are chosen before elementwise regions are made. Each rewrite is for graphs that
 # have one of these ops.
-REWRITES: list[tuple[frozenset[str], Callable[[Graph, Target], Graph]]] = [
+LAYOUTS: list[Rewrite] = [(frozenset(("conv",)), choose_layout)]
+
+# Rewrites of a template for this device, in order: weights are prepacked.
+REWRITES: list[Rewrite] = [
     (CONVOLUTIONS, pack_conv),
     (MATMULS, pack_weights),
     (QUANTISED, pack_quantised),

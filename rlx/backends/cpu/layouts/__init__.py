@@ -3,6 +3,6 @@
 Importing this package registers the ops; `rlx.ir.op.PROVIDERS` names it.
 """
 
-from rlx.backends.cpu.layouts import pack, pack_conv, quant_ops
+from rlx.backends.cpu.layouts import channels_last, pack, pack_conv, quant_ops
 
-__all__ = ["pack", "pack_conv", "quant_ops"]
+__all__ = ["channels_last", "pack", "pack_conv", "quant_ops"]
