@@ -30,6 +30,7 @@ ARROW = [
     "nn",
     "optim",
     "data",
+    "pytorch",
     "models",
     "ray",
     "serve",

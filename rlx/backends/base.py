@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import field
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
+from rlx.ir.shape import Shape
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
 from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
@@ -67,6 +68,16 @@ def packing_hook(graph: Graph) -> Callable[[Node, Sequence[Array]], None]:
     return told
 
 
+class OtherArrays(NamedTuple):
+    """Arrays of another library, contiguous and in the host's memory, as a run takes and makes
+    them."""
+
+    maker: Callable[[Shape], Callable[[], Any]]  # makes functions that return new arrays
+    address: Callable[[Any], int]
+    to_numpy: Callable[[Any], Array]  # without a copy
+    from_numpy: Callable[[Array], Any]
+
+
 class Executable(Unpicklable, ABC):
     """A compiled plan. It owns an arena; buffers of parameters and states are attached."""
 
@@ -104,11 +115,12 @@ class Executable(Unpicklable, ABC):
         """
 
     def caller(
-        self, order: Sequence[int], makers: Sequence[Callable[[], Array]], sizes: Sizes
-    ) -> Callable[[Sequence[Array]], tuple[Array, ...]] | None:
+        self, order: Sequence[int], makers: Sequence[Callable[[], Any]], sizes: Sizes,
+        other: OtherArrays | None = None,
+    ) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:  # fmt: skip
         """`call(arrays)`: a run on host arrays with as little overhead as possible, where the
         device has one. Input i is `arrays[order[i]]`; `makers` make the results; `sizes` are those
-        of the dynamic dimensions."""
+        of the dynamic dimensions. Arrays are NumPy's, or those that `other` tells of."""
         return None
 
     def decode_loop(self, spec: LoopSpec) -> DecodeLoop:

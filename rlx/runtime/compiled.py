@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from rlx.backends.base import Executable, Span
+from rlx.backends.base import Executable, OtherArrays, Span
 from rlx.backends.buffer import Allocator, Buffer, HostBuffer
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Profile, Recording
@@ -200,28 +201,50 @@ class CompiledGraph(Unpicklable):
         """Run once on NumPy arrays in the order of the inputs. Element types are not checked."""
         return self._run_arrays([contiguous(a) for a in arrays], None)
 
-    def caller(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., Sequence[Array]]:
-        """`run_in_order` for inputs of these shapes alone; it looks nothing up."""
+    def caller(
+        self,
+        shapes: tuple[tuple[int, ...], ...],
+        sizes: Mapping[str, int] | None = None,
+        other: OtherArrays | None = None,
+    ) -> Callable[..., Sequence[Any]]:
+        """`run_in_order` for inputs of these shapes alone; it looks nothing up.
+
+        With `other` arrays are those of another library: contiguous ones in the host's memory."""
+        key = dispatch_key(shapes, sizes) if sizes else shapes
         with self._lock:
-            entry = self._variants.dispatch_cache.get(shapes)
+            entry = self._variants.dispatch_cache.get(key)
             if entry is None:
-                entry = self._variants.dispatch(shapes, None, shapes)
+                entry = self._variants.dispatch(shapes, sizes, key)
             executable, dims, makers, order, donated = entry
             self._attach(executable)
-            run = None if self._signature.states else executable.caller(order, makers, dims)
-            stale = self._instrumented or not self._on_host or bool(self._signature.params)
-        if run is None or stale or donated:
-            return self.run_in_order
-        lock, current = self._lock, (executable, dims)
+            plain = self._on_host and not (self._instrumented or donated)
+            if other is not None:
+                makers = tuple([other.maker(e.shape.bind(dims)) for e in executable.manifest.outputs])
+            run = executable.caller(order, makers, dims, other) if plain else None
+        if run is None:
+            return partial(self._run_other, sizes, other)
+        lock, current, attached = self._lock, (executable, dims), self._variants.attached
+        params, states = self.params, self._states
 
-        def call(arrays: Sequence[Array]) -> Sequence[Array]:
+        def call(arrays: Sequence[Any]) -> Sequence[Any]:
             if NAN_CHECKS.wanted:
-                return self.run_in_order(arrays)
+                return self._run_other(sizes, other, arrays)
             with lock:
+                if attached.get(executable) != (params.version, states.version):
+                    self._attach(executable)
                 self._current, self._phase_runs = current, None
                 return run(arrays)
 
         return call
+
+    def _run_other(
+        self, sizes: Mapping[str, int] | None, other: OtherArrays | None, arrays: Sequence[Any]
+    ) -> Sequence[Any]:
+        """A run the long way, of arrays that may be another library's."""
+        if other is None:
+            return self._run_arrays([contiguous(a) for a in arrays], sizes)
+        given = [contiguous(other.to_numpy(a)) for a in arrays]
+        return [other.from_numpy(a) for a in self._run_arrays(given, sizes)]
 
     def __call__(
         self, *arrays: Any, sizes: Mapping[str, int] | None = None, **named: Any

@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Buffers, KernelExecutable, PlanInfo, Sizes, Span, raise_bad_index
+from rlx.backends.base import (
+    Buffers,
+    KernelExecutable,
+    OtherArrays,
+    PlanInfo,
+    Sizes,
+    Span,
+    raise_bad_index,
+)
 from rlx.backends.buffer import HOST, Buffer, HostBuffer
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.executor.control_block import BARRIER, LONG
@@ -174,15 +182,27 @@ class CpuExecutable(KernelExecutable):
             self._raise_status()
 
     def caller(
-        self, order: Sequence[int], makers: Sequence[Callable[[], Array]], sizes: Sizes
-    ) -> Callable[[Sequence[Array]], tuple[Array, ...]] | None:
-        if self._long is not None or self.relocatable.hosts:
+        self, order: Sequence[int], makers: Sequence[Callable[[], Any]], sizes: Sizes,
+        other: OtherArrays | None = None,
+    ) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:  # fmt: skip
+        if self._long is not None or self.relocatable.hosts or self._has_sized_params():
             return None
         self.check_sizes(*[sizes[s] for s in self.symbols])
         numbers = [n for n, _ in self._input_args], [n for n, _ in self._output_args]
         start = self.linked.starter(*numbers, order, makers, sizes)
         dynamic, status, run_all = self._dynamic_args, self._status, self.pool.run_all
         program, from_buffer = self.linked.program, c_char.from_buffer
+
+        def call_other(arrays: Sequence[Any]) -> tuple[Any, ...]:
+            assert other is not None
+            if self.recorder is not None or self._abandoned is not None:
+                made = call([other.to_numpy(a) for a in arrays])
+                return tuple([other.from_numpy(a) for a in made])
+            results = start(arrays, dynamic, _same, other.address)
+            run_all(program)
+            if status[0]:
+                self._raise_status()
+            return results
 
         def call(arrays: Sequence[Array]) -> tuple[Array, ...]:
             if self.recorder is not None or self._abandoned is not None:
@@ -201,7 +221,12 @@ class CpuExecutable(KernelExecutable):
                 self._raise_status()
             return results
 
-        return call
+        return call if other is None else call_other
+
+    def _has_sized_params(self) -> bool:
+        """Whether an arg depends on a size and on where a param or state is."""
+        slots = {index for index, _ in (*self._input_args, *self._output_args)}
+        return any(index not in slots for index in self._externals.values())
 
     def _is_long(self, sizes: Mapping[str, int]) -> bool:
         assert self._long is not None

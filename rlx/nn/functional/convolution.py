@@ -73,7 +73,11 @@ def _conv(
     g: Graph, x: Value, w: Value, bias: Value | None, geometry: Geometry,
     sizes: tuple[Sizes, int, int],
 ) -> Any:  # fmt: skip
-    x, w, bias = _fixed(g, x, w, bias, sizes)
+    return conv_values(g, *_fixed(g, x, w, bias, sizes), geometry)
+
+
+def conv_values(g: Graph, x: Value, w: Value, bias: Value | None, geometry: Geometry) -> Any:
+    """The convolution of values of a graph, over one, two or three axes."""
     more = () if bias is None else (bias,)
     if x.shape.rank < 5:
         return g.conv(x, w, *more, **geometry.inner())
@@ -159,7 +163,13 @@ def _transposed(
     g: Graph, x: Value, w: Value, bias: Value | None, geometry: Geometry,
     sizes: tuple[Sizes, int, int], extra: tuple[int, ...],
 ) -> Any:  # fmt: skip
-    x, w, bias = _fixed(g, x, w, bias, sizes)
+    return transposed_values(g, *_fixed(g, x, w, bias, sizes), geometry, extra)
+
+
+def transposed_values(
+    g: Graph, x: Value, w: Value, bias: Value | None, geometry: Geometry, extra: tuple[int, ...]
+) -> Any:
+    """The transposed convolution of values of a graph; `extra` is the output padding."""
     more = () if bias is None else (bias,)
     inner = {**geometry.inner(), "output_padding": extra[-2:]}
     if x.shape.rank < 5:

@@ -1,0 +1,90 @@
+"""Sizes: PyTorch's SymInts as our symbolic dims.
+
+Dynamo and `torch.export` name each free size, and prove by guards what the program needs of them.
+The expressions they carry are SymPy's; ours are polynomials with floor quotients. What has no such
+form (a maximum, a quotient by a size) is lowered with numbers for sizes instead, once for each
+combination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from rlx.errors import UnsupportedError
+from rlx.ir.dim import Dim, sym
+from rlx.ir.shape import Shape
+from rlx.pytorch.element_types import ELEMENTS
+
+
+class SizeTable:
+    """SymInts as dims; as numbers where `numbers` gives the sizes of the symbols."""
+
+    def __init__(self, numbers: Mapping[str, int] | None = None) -> None:
+        self.numbers = numbers
+        self._known: dict[Any, Dim] = {}
+
+    def dim(self, value: Any) -> Dim:
+        """A size, which may be a SymInt."""
+        if type(value) is int:
+            return value
+        if isinstance(value, int):
+            return int(value)
+        node = getattr(value, "node", None)
+        if node is None:
+            raise UnsupportedError("not a size", where="SymInt", got=repr(value))
+        return self.expression(node.expr)
+
+    def expression(self, expr: Any) -> Dim:
+        """A SymPy expression of sizes as a dim."""
+        found = self._known.get(expr)
+        if found is None:
+            found = self._known[expr] = self._made(expr)
+        return found
+
+    def _made(self, expr: Any) -> Dim:
+        if expr.is_Integer:
+            return int(expr)
+        if self.numbers is not None:
+            return self._number(expr)
+        if expr.is_Symbol:
+            return sym(str(expr))
+        parts: list[Any] = [self.expression(a) for a in expr.args]
+        kind = type(expr).__name__
+        if kind == "Add":
+            return sum(parts[1:], start=parts[0])
+        if kind == "Mul":
+            return reduce(lambda a, b: a * b, parts)
+        if kind == "Pow" and isinstance(parts[1], int) and 1 <= parts[1] <= 8:
+            return reduce(lambda a, b: a * b, [parts[0]] * parts[1])
+        divides = len(parts) == 2 and isinstance(parts[1], int) and parts[1] > 0
+        if kind in ("FloorDiv", "CleanDiv") and divides:
+            return parts[0] // parts[1]
+        if kind in ("Mod", "PythonMod") and divides:
+            return parts[0] - (parts[0] // parts[1]) * parts[1]
+        raise UnsupportedError(
+            "a size that is no polynomial with floor quotients", where="SymInt", got=str(expr),
+            expected="sums, products and quotients by numbers",
+        )  # fmt: skip
+
+    def _number(self, expr: Any) -> int:
+        assert self.numbers is not None
+        given = {s: self.numbers[str(s)] for s in expr.free_symbols if str(s) in self.numbers}
+        found = expr.subs(given)
+        if not found.is_Integer:
+            raise UnsupportedError("a size that depends on data", where="SymInt", got=str(expr))
+        return int(found)
+
+    def dims(self, values: Sequence[Any]) -> tuple[Dim, ...]:
+        return tuple([self.dim(v) for v in values])
+
+    def shape(self, fake: Any) -> Shape:
+        """The shape of a FakeTensor."""
+        element = ELEMENTS.get(str(fake.dtype))
+        if element is None:
+            raise UnsupportedError(
+                "an element type that RLX has not", where="tensor", got=str(fake.dtype),
+                expected=", ".join(ELEMENTS),
+            )  # fmt: skip
+        return Shape(self.dims(fake.shape), element)
