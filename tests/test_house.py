@@ -30,6 +30,7 @@ ARROW = [
     "nn",
     "optim",
     "data",
+    "onnx",
     "models",
     "ray",
     "serve",
