@@ -332,7 +332,7 @@ class _Tracing:
     def _leaf(self, value: Any, outputs: list[GraphValue]) -> Any:
         if isinstance(value, Tracer):
             made = self.trace.enter(value.own, value.home)
-            if made.node.op.is_source or made in outputs:
+            if made.node.op.is_source or any(made is other for other in outputs):
                 made = self.trace.graph.contiguous(made)
             outputs.append(made)
             return OutputAt(len(outputs) - 1)

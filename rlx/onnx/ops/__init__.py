@@ -4,12 +4,18 @@ from importlib import import_module
 
 _GROUPS = (
     "arithmetic",
+    "branches_and_loops",
     "casts",
     "comparisons",
     "constants",
     "convolution",
+    "folds",
+    "gather_scatter",
     "layout",
     "matrix_products",
+    "normalization",
+    "pooling",
+    "sequence_values",
     "shape_values",
 )
 

@@ -58,12 +58,20 @@ def convolved(
     rank = x.ndim - 2
     if rank > 2:
         return _conv_3d(x, w, bias, strides, dilations, low, high, groups)
-    if low != high:
-        x, low = pad_spatial(x, low, high), [0] * rank
+    if any(n < 0 for n in (*low, *high)):
+        x, low, high = _trimmed(x, low, high), [max(n, 0) for n in low], [max(n, 0) for n in high]
     operands = (x, w) if bias is None else (x, w, bias)
     return graph_op(
-        "conv", *operands, stride=strides, padding=tuple(low), dilation=dilations, groups=groups
-    )
+        "conv", *operands, stride=tuple(strides), padding=(*low, *high), dilation=tuple(dilations),
+        groups=groups,
+    )  # fmt: skip
+
+
+def _trimmed(x: Array, low: list[int], high: list[int]) -> Array:
+    """`x` without what negative padding takes away."""
+    pairs = zip(x.shape[2:], low, high, strict=True)
+    cut = [slice(max(-a, 0), n - max(-b, 0)) for n, a, b in pairs]
+    return x[(slice(None), slice(None), *cut)]
 
 
 def _conv_3d(
@@ -89,11 +97,69 @@ def _conv_3d(
     return made + xp.reshape(bias, (1, -1, *[1] * (made.ndim - 2)))
 
 
-@op("GlobalAveragePool")
-def global_average_pool(node: Call, x: Array) -> Array:
-    return xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+@op("ConvTranspose")
+def conv_transpose(node: Call, x: Array, w: Array, bias: Array | None = None) -> Array:
+    kernel = tuple([int(n) for n in w.shape[2:]])
+    rank = len(kernel)
+    strides = tuple(node.ints("strides", None) or (1,) * rank)
+    dilations = tuple(node.ints("dilations", None) or (1,) * rank)
+    extra = tuple(node.ints("output_padding", None) or (0,) * rank)
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    low, high = _transposed_pads(node, x.shape[2:], strides, spans, extra)
+    groups = node.int("group", 1)
+    if rank > 2 or any(n < 0 for n in (*low, *high)):
+        return _stretched(x, w, bias, strides, dilations, low, high, extra, groups)
+    operands = (x, w) if bias is None else (x, w, bias)
+    return graph_op(
+        "conv_transpose", *operands, stride=strides, padding=(*low, *high), dilation=dilations,
+        groups=groups, output_padding=extra,
+    )  # fmt: skip
 
 
-@op("GlobalMaxPool")
-def global_max_pool(node: Call, x: Array) -> Array:
-    return xp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+def _transposed_pads(
+    node: Call, sizes: Any, strides: Any, spans: Any, extra: Any
+) -> tuple[list[int], list[int]]:
+    rank = len(strides)
+    wanted = node.ints("output_shape", None)
+    how = node.text("auto_pad", "NOTSET")
+    if wanted is None and how in ("NOTSET", "VALID"):
+        pads = (node.ints("pads", None) if how == "NOTSET" else None) or (0,) * (2 * rank)
+        return list(pads[:rank]), list(pads[rank:])
+    target = wanted[-rank:] if wanted else [int(n) * s for n, s in zip(sizes, strides, strict=True)]
+    low, high = [], []
+    for n, s, span, more, size in zip(sizes, strides, spans, extra, target, strict=True):
+        total = (int(n) - 1) * s + span + more - size
+        if how != "SAME_UPPER" and how != "NOTSET":
+            first = total - total // 2
+        else:
+            first = total // 2
+        low.append(first)
+        high.append(total - first)
+    return low, high
+
+
+def _stretched(
+    x: Array, w: Array, bias: Array | None, strides: Any, dilations: Any, low: Any, high: Any,
+    extra: Any, groups: int,
+) -> Array:  # fmt: skip
+    """A transposed convolution as a convolution: zeros between elements, the kernel flipped."""
+    rank = x.ndim - 2
+    for axis, s in enumerate(strides, 2):
+        if s > 1:
+            n = x.shape[axis]
+            wide = xp.expand_dims(x, axis + 1)
+            wide = graph_op(
+                "pad", wide, low=(0,) * wide.ndim,
+                high=tuple([s - 1 if a == axis + 1 else 0 for a in range(wide.ndim)]), value=0.0,
+            )  # fmt: skip
+            shape = (*x.shape[:axis], n * s, *x.shape[axis + 1 :])
+            key = [slice(None)] * x.ndim
+            key[axis] = slice(0, n * s - (s - 1))
+            x = xp.reshape(wide, shape)[tuple(key)]
+    flipped = xp.flip(w, axis=tuple(range(2, w.ndim)))
+    parts = xp.reshape(flipped, (groups, w.shape[0] // groups, *w.shape[1:]))
+    turned = xp.reshape(xp.moveaxis(parts, 2, 1), (-1, w.shape[0] // groups, *w.shape[2:]))
+    spans = [(int(k) - 1) * d for k, d in zip(w.shape[2:], dilations, strict=True)]
+    before = [span - n for span, n in zip(spans, low, strict=True)]
+    after = [span - n + e for span, n, e in zip(spans, high, extra, strict=True)]
+    return convolved(x, turned, bias, (1,) * rank, dilations, before, after, groups)
