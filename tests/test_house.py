@@ -31,6 +31,7 @@ ARROW = [
     "optim",
     "data",
     "pytorch",
+    "onnx",
     "models",
     "ray",
     "serve",

@@ -1,0 +1,1 @@
+"""ONNX models: operators onto arrays, programs of compiled segments, `OnnxModel`."""

@@ -1,0 +1,23 @@
+"""Operators by group; importing this registers all of them."""
+
+from importlib import import_module
+
+_GROUPS = (
+    "arithmetic",
+    "branches_and_loops",
+    "casts",
+    "comparisons",
+    "constants",
+    "convolution",
+    "folds",
+    "gather_scatter",
+    "layout",
+    "matrix_products",
+    "normalization",
+    "pooling",
+    "sequence_values",
+    "shape_values",
+)
+
+for _group in _GROUPS:
+    import_module(f"rlx.onnx.ops.{_group}")

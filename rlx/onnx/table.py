@@ -1,0 +1,83 @@
+"""The table of ONNX operators: each is a small function on arrays.
+
+    @op("Selu")
+    def selu(node, x):
+        alpha, gamma = node.float("alpha", 1.67), node.float("gamma", 1.05)
+        return gamma * xp.where(x > 0, x, alpha * xp.expm1(x))
+
+`since` is the opset version from which the function holds: the row with the greatest one that is
+not above the file's opset is used. `known` names operands whose elements must be known while
+tracing, such as a shape: the function gets them as NumPy arrays, whose elements may be sizes.
+`on_host` is for what depends on data in its shape, or computes with strings: the function gets
+NumPy arrays for all its tensors and runs between segments. `raw` gets values as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Function = Callable[..., Any]
+
+
+class Row(NamedTuple):
+    """One version of one operator."""
+
+    function: Function
+    since: int
+    known: frozenset[int]
+    on_host: bool
+    raw: bool
+
+
+_TABLE: dict[tuple[str, str], list[Row]] = {}
+_ON_KNOWN: dict[tuple[str, str], Function] = {}
+
+
+def op(
+    *names: str, since: int = 1, domain: str = "", known: tuple[int, ...] = (),
+    on_host: bool = False, raw: bool = False,
+) -> Callable[[Function], Function]:  # fmt: skip
+    """Register a function as these operators, from opset `since` on."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            rows = _TABLE.setdefault((domain, name), [])
+            rows.append(Row(function, since, frozenset(known), on_host, raw))
+            rows.sort(key=lambda row: row.since)
+        return function
+
+    return register
+
+
+def on_known(*names: str, domain: str = "") -> Callable[[Function], Function]:
+    """Register a NumPy function that computes these operators where all operands are known: shape
+    computations. Elements may be symbolic sizes. It may return NotImplemented."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            _ON_KNOWN[domain, name] = function
+        return function
+
+    return register
+
+
+def find(domain: str, name: str, opset: int) -> Row | None:
+    """The row of an operator at an opset version."""
+    _load()
+    fitting = [row for row in _TABLE.get((domain, name), ()) if row.since <= opset]
+    return fitting[-1] if fitting else None
+
+
+def find_on_known(domain: str, name: str) -> Function | None:
+    return _ON_KNOWN.get((domain, name))
+
+
+def operators() -> dict[tuple[str, str], list[Row]]:
+    """The whole table, for the page that lists it."""
+    _load()
+    return _TABLE
+
+
+def _load() -> None:
+    import rlx.onnx.ops  # noqa: F401  # registers every group
