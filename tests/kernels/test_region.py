@@ -22,8 +22,8 @@ SIZE = 77  # whole vectors and a rest, for every width
 
 # The mathematical functions state their own bounds; these are of what is made of them. Negative
 # arguments of the gelus and of silu give results that vanish, where relative errors grow with |x|;
-# gelu and normal_cdf are stated to lose digits where they are small, from x = -3 down: the latter has
-# an absolute error of 4e-7 there, 16 ulp of 1/4 (tests/kernels/test_math.py has the rest).
+# gelu and normal_cdf are stated to lose digits where they are small, from x = -3 down: the latter
+# has an absolute error of 4e-7 there, 16 ulp of 1/4 (tests/kernels/test_math.py has the rest).
 LOOSE = {
     "gelu": 16, "normal_cdf": 16, "gelu_tanh": 250, "gelu_quick": 250, "silu": 100, "elu": 4,
     "tan": 4,
