@@ -15,8 +15,16 @@ _GROUPS = (
     "matrix_products",
     "normalization",
     "pooling",
+    "quantization",
+    "random_values",
+    "recurrent",
+    "regions",
+    "resizing",
     "sequence_values",
     "shape_values",
+    "signals",
+    "text",
+    "training",
 )
 
 for _group in _GROUPS:

@@ -210,13 +210,6 @@ def identity(node: Call, x: Any) -> Any:
     return x
 
 
-@op("Dropout", since=7, known=(1, 2))
-def dropout(node: Call, x: Array, ratio: Any = None, training: Any = None) -> Any:
-    if training is not None and bool(training) and (ratio is None or float(ratio) != 0.0):
-        raise node.unsupported("dropout in training mode")
-    return x, xp.ones(x.shape, dtype="bool")
-
-
 @op("Einsum")
 def einsum(node: Call, *tensors: Array) -> Array:
     return xp.einsum(node.text("equation").replace(" ", ""), *tensors)
