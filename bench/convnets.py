@@ -1,4 +1,4 @@
-"""Latency of convolutional networks at batch 1 and 8, against ONNX Runtime, OpenVINO, torch.compile.
+"""Latency of convolutional networks at batch 1 and 8: ONNX Runtime, OpenVINO, torch.compile.
 
 The networks are those of `peers/convnets.py`, with the same random weights on every side; results
 are compared before anything is timed.

@@ -62,7 +62,8 @@ def examples() -> list[dict[str, object]]:
 def answer(model: rlx.LanguageModel, adapter: str | None = None) -> str:
     messages = [{"role": "user", "content": ASKED}]
     found = model.chat(messages, stream=False, temperature=0.0, max_tokens=40, adapter=adapter)
-    return found.text.strip()
+    text: str = found.text
+    return text.strip()
 
 
 def show(now: rlx.TrainingProgress) -> None:

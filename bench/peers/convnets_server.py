@@ -52,7 +52,10 @@ class OnnxBuilder:
         self, x: str, given: int, out: int, k: int, stride: Any = 1, groups: int = 1,
         act: str = "", gain: float = 1.0,
     ) -> str:  # fmt: skip
-        w, bias = self.weights.draw(out, given // groups, k, k) * np.float32(gain), self.weights.draw(out)
+        w, bias = (
+            self.weights.draw(out, given // groups, k, k) * np.float32(gain),
+            self.weights.draw(out),
+        )
         y = self.node(
             "Conv", x, self.constant(w), self.constant(bias), group=groups, strides=_pair(stride),
             pads=[k // 2] * 4, kernel_shape=[k, k],
@@ -150,7 +153,9 @@ class TorchBuilder:
         act: str = "", gain: float = 1.0,
     ) -> Any:  # fmt: skip
         draw = self.weights.draw
-        w, bias = self.made(lambda: [draw(out, given // groups, k, k) * np.float32(gain), draw(out)])
+        w, bias = self.made(
+            lambda: [draw(out, given // groups, k, k) * np.float32(gain), draw(out)]
+        )
         return self.act(self.f.conv2d(x, w, bias, stride, k // 2, 1, groups), act)
 
     def conv_transpose(self, x: Any, given: int, out: int, k: int) -> Any:
@@ -206,9 +211,7 @@ class TorchBuilder:
 
         weights = self.made(make)
         start = self.torch.zeros(2, x.shape[0], hidden)
-        return self.torch.lstm(
-            x, (start, start), weights, True, 1, 0.0, False, True, True
-        )[0]
+        return self.torch.lstm(x, (start, start), weights, True, 1, 0.0, False, True, True)[0]
 
 
 def _input(net: str, batch: int) -> np.ndarray:

@@ -247,9 +247,8 @@ class OpMethods:
         groups: int = 1,
         **result: Unpack[Result],
     ) -> Any:
-        """dw `[O, C/groups, *kernel]` of conv(x, w), from `x [B, C, *n]` and the cotangent of
-        the result, `dy [B, O, *windows]`: for each tap, the sum over images and windows of
-        dy · x [rlx.ir.ops.conv_backward.ConvWeightBackward]"""
+        """dw `[O, C/groups, *kernel]` of conv(x, w), from x and the cotangent `dy [B, O,
+        *windows]` [rlx.ir.ops.conv_backward.ConvWeightBackward]"""
     def copysign(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """|a| with the sign of b, also of −0 [rlx.ir.ops.binary.Copysign]"""
     def cos(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -601,6 +600,10 @@ class OpMethods:
         [rlx.ir.ops.matmul.GroupedMatMul]"""
     def gt(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a > b [rlx.ir.ops.binary.Gt]"""
+    def hard_sigmoid(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """(x + 3) / 6 limited to 0 … 1 [rlx.ir.ops.activation_functions.HardSigmoid]"""
+    def hard_swish(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """x · hard_sigmoid(x) [rlx.ir.ops.activation_functions.HardSwish]"""
     def hypot(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """√(a² + b²), without overflow; inf if either is infinite [rlx.ir.ops.binary.Hypot]"""
     def imag(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -858,6 +861,8 @@ class OpMethods:
         """1 / x; ±inf at ±0 [rlx.ir.ops.elementwise.Reciprocal]"""
     def relu(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """max(x, 0); NaN of NaN [rlx.ir.ops.elementwise.Relu]"""
+    def relu6(self, x: Tensor, **result: Unpack[Result]) -> Value:
+        """x limited to 0 … 6 [rlx.ir.ops.activation_functions.Relu6]"""
     def reshape(self, x: Tensor, shape: DimLike | Sequence[DimLike], *, name: str = "") -> Value:
         """The elements in the same order under another shape; one size may be −1 (inferred)
         [rlx.ir.ops.layout.Reshape]"""
@@ -1652,9 +1657,8 @@ class ValueMethods:
         groups: int = 1,
         **result: Unpack[Result],
     ) -> Any:
-        """dw `[O, C/groups, *kernel]` of conv(x, w), from `x [B, C, *n]` and the cotangent of
-        the result, `dy [B, O, *windows]`: for each tap, the sum over images and windows of
-        dy · x [rlx.ir.ops.conv_backward.ConvWeightBackward]"""
+        """dw `[O, C/groups, *kernel]` of conv(x, w), from x and the cotangent `dy [B, O,
+        *windows]` [rlx.ir.ops.conv_backward.ConvWeightBackward]"""
     def copysign(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """|a| with the sign of b, also of −0 [rlx.ir.ops.binary.Copysign]"""
     def cos(self, **result: Unpack[Result]) -> Value:
@@ -1981,6 +1985,10 @@ class ValueMethods:
         [rlx.ir.ops.matmul.GroupedMatMul]"""
     def gt(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a > b [rlx.ir.ops.binary.Gt]"""
+    def hard_sigmoid(self, **result: Unpack[Result]) -> Value:
+        """(x + 3) / 6 limited to 0 … 1 [rlx.ir.ops.activation_functions.HardSigmoid]"""
+    def hard_swish(self, **result: Unpack[Result]) -> Value:
+        """x · hard_sigmoid(x) [rlx.ir.ops.activation_functions.HardSwish]"""
     def hypot(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """√(a² + b²), without overflow; inf if either is infinite [rlx.ir.ops.binary.Hypot]"""
     def imag(self, **result: Unpack[Result]) -> Value:
@@ -2266,6 +2274,8 @@ class ValueMethods:
         """1 / x; ±inf at ±0 [rlx.ir.ops.elementwise.Reciprocal]"""
     def relu(self, **result: Unpack[Result]) -> Value:
         """max(x, 0); NaN of NaN [rlx.ir.ops.elementwise.Relu]"""
+    def relu6(self, **result: Unpack[Result]) -> Value:
+        """x limited to 0 … 6 [rlx.ir.ops.activation_functions.Relu6]"""
     def residual_layer_norm(
         self,
         residual: Tensor,

@@ -14,7 +14,8 @@ from rlx.ir.shape import Shape
 from rlx.numpy import debug
 from rlx.numpy.arguments import Data, Shapes
 from rlx.numpy.array import Array, Tracer
-from rlx.numpy.trace import Guard, Size, Trace
+from rlx.numpy.guard import Guard
+from rlx.numpy.trace import Size, Trace
 from rlx.numpy.tree import LEAF, Structure, unflatten
 from rlx.numpy.written_attention import sizes_to_fix
 

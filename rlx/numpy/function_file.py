@@ -27,7 +27,7 @@ from rlx.ir.shape import Shape
 from rlx.numpy.arguments import Arguments, Data, Parameters, Shapes, exact_value
 from rlx.numpy.array import Array
 from rlx.numpy.compiled_trace import CompiledTrace, Output, Result, Served, SizeOf, Variant
-from rlx.numpy.trace import Guard
+from rlx.numpy.guard import Guard
 from rlx.numpy.tree import LEAF, Structure
 from rlx.runtime.bundle import Bundle, load_bundle, write_bundle
 from rlx.runtime.compiled import CompiledGraph

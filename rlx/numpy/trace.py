@@ -12,10 +12,9 @@ they use become operands of the body.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import eq, ge, gt, le, lt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,30 +26,10 @@ from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.numpy import unify
+from rlx.numpy.guard import COMPARE, Guard
 
 if TYPE_CHECKING:
     from rlx.numpy.array import Array
-
-_COMPARE: dict[str, Callable[[int, int], bool]] = {"==": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
-
-
-class Guard(NamedTuple):
-    """What had to be known of sizes while a function was traced, and the answer."""
-
-    left: Dim
-    comparison: str
-    right: Dim
-    answer: bool
-    where: str  # the user's line
-    why: str = "looked at"
-
-    def holds(self, sizes: Mapping[str, int]) -> bool:
-        left, right = evaluate(self.left, sizes), evaluate(self.right, sizes)
-        return _COMPARE[self.comparison](left, right) is self.answer
-
-    def __str__(self) -> str:
-        text = f"{self.left} {self.comparison} {self.right}"
-        return f"{text if self.answer else f'not {text}'} ({self.why}: {self.where})"
 
 
 class _Active(threading.local):
@@ -201,7 +180,7 @@ class Trace:
     def guard(self, left: Dim, comparison: str, right: Dim) -> bool:
         """The answer for the sizes of this call, recorded as a guard unless it always holds."""
         left, right = self.resolve(left), self.resolve(right)
-        answer = _COMPARE[comparison](self.hint(left), self.hint(right))
+        answer = COMPARE[comparison](self.hint(left), self.hint(right))
         if not unify.decided(left - right, comparison):
             self._record(Guard(left, comparison, right, answer, str(caller("", 2))))
         return answer
@@ -434,7 +413,7 @@ class Size:
 
     def _compare(self, comparison: str, other: object) -> bool:
         if isinstance(other, (float, np.floating)):
-            return _COMPARE[comparison](int(self), other)  # type: ignore[arg-type]
+            return COMPARE[comparison](int(self), other)  # type: ignore[arg-type]
         if not isinstance(other, (int, Size, np.integer)):
             return NotImplemented  # type: ignore[no-any-return]
         return self.trace.guard(self.dim, comparison, dim_of(other))

@@ -1,9 +1,9 @@
 """The `onnx` package's backend interface: `prepare`, `run_model`, `run_node`.
 
-    from rlx.onnx import backend
+from rlx.onnx import backend
 
-    prepared = backend.prepare(onnx.load("model.onnx"))
-    outputs = prepared.run([x])
+prepared = backend.prepare(onnx.load("model.onnx"))
+outputs = prepared.run([x])
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ class Call:
         number = self.int(name, default)
         if number not in NUMPY_TYPES:
             raise self.fault("not an element type", got=number)
-        return NUMPY_TYPES[number]
+        found: np.dtype[Any] = NUMPY_TYPES[number]
+        return found
 
     def dtype(self, name: str, default: Any = _MISSING) -> DType:
         """The same as a type of arrays."""

@@ -168,4 +168,4 @@ def _has_host(value: Any) -> bool:
 
 def as_array(value: Any) -> Array:
     """A tensor as an array for computing."""
-    return value.array() if isinstance(value, Known) else value  # type: ignore[no-any-return]
+    return value.array() if isinstance(value, Known) else value

@@ -94,9 +94,7 @@ class OnnxModel:
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         expected = {a.name: a for a in self.inputs}
         unknown = [n for n in given if n not in expected and n not in self.program.constants]
-        missing = [
-            n for n, a in expected.items() if n not in given and a.type.kind != "optional"
-        ]
+        missing = [n for n, a in expected.items() if n not in given and a.type.kind != "optional"]
         if unknown or missing:
             raise InputError(
                 "not the inputs of this model", where=self.file.path,

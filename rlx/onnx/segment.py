@@ -18,7 +18,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value as GraphValue
 from rlx.ir.shape import Shape
 from rlx.numpy.array import Array, Tracer
-from rlx.numpy.trace import Guard, Size, Trace, make_size
+from rlx.numpy.guard import Guard
+from rlx.numpy.trace import Size, Trace, make_size
 from rlx.numpy.written_attention import sizes_to_fix
 from rlx.onnx.interpreter import Interpreter, Scope
 from rlx.onnx.values import Data, Host, Known, NeedsValueError, is_number_type
@@ -142,7 +143,7 @@ class _Leaves:
             return ("of the file", id(value))
         data = value.data if isinstance(value, Known) else value
         if _as_sizes(data):
-            fixed = []
+            fixed: list[int | None] = []
             for x in data.reshape(-1).tolist():
                 if 2 <= x < _LARGEST:
                     self.sizes.append(x)

@@ -86,14 +86,15 @@ def is_number_type(dtype: np.dtype[Any]) -> bool:
 def require_numbers(dtype: np.dtype[Any]) -> None:
     if not is_number_type(dtype):
         raise UnsupportedError(
-            "an op that does not take this element type", got="string" if dtype == object else dtype
+            "an op that does not take this element type",
+            got="string" if dtype.kind == "O" else dtype,
         )
 
 
 def shrunk(data: Any, dtype: np.dtype[Any]) -> Known:
     """A Known of an array of objects: of numbers where no element is symbolic."""
     array = np.asarray(data)
-    if array.dtype == object and dtype != object:
+    if array.dtype == object and dtype.kind != "O":
         if not any(isinstance(x, Size) for x in array.reshape(-1)):
             return Known(array.astype(dtype), dtype)
         return Known(array, dtype)

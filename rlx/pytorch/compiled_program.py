@@ -23,7 +23,7 @@ from rlx.ir.node import Value
 from rlx.ir.shape import Shape
 from rlx.numpy.device import current_device
 from rlx.pytorch.dlpack_views import as_array, as_tensor, torch_type
-from rlx.pytorch.lowering import Lowering, Source
+from rlx.pytorch.lower_aten import Lowering, Source
 from rlx.pytorch.sizes import SizeTable
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session

@@ -19,7 +19,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from rlx.errors import RlxError
 from rlx.pytorch.aten.table import table
 from rlx.pytorch.compiled_program import Program
-from rlx.pytorch.lowering import is_known, missing_ops
+from rlx.pytorch.lower_aten import is_known, missing_ops
 
 log = logging.getLogger("rlx.pytorch")
 
@@ -118,8 +118,7 @@ def _inference(module: Any, examples: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _unchanged() -> list[int]:
-    """The arguments that are parameters or buffers of a module, and that the graph does not write.
-    """
+    """The arguments that are parameters or buffers of a module and that the graph only reads."""
     context = TracingContext.try_get()
     known = None if context is None else context.fw_metadata
     if known is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from operator import add, floordiv, mul
 from typing import Any
 
 from rlx.errors import UnsupportedError
@@ -53,16 +54,16 @@ class SizeTable:
         parts: list[Any] = [self.expression(a) for a in expr.args]
         kind = type(expr).__name__
         if kind == "Add":
-            return sum(parts[1:], start=parts[0])
+            return _folded(add, parts)
         if kind == "Mul":
-            return reduce(lambda a, b: a * b, parts)
+            return _folded(mul, parts)
         if kind == "Pow" and isinstance(parts[1], int) and 1 <= parts[1] <= 8:
-            return reduce(lambda a, b: a * b, [parts[0]] * parts[1])
+            return _folded(mul, [parts[0]] * parts[1])
         divides = len(parts) == 2 and isinstance(parts[1], int) and parts[1] > 0
         if kind in ("FloorDiv", "CleanDiv") and divides:
-            return parts[0] // parts[1]
+            return _folded(floordiv, parts)
         if kind in ("Mod", "PythonMod") and divides:
-            return parts[0] - (parts[0] // parts[1]) * parts[1]
+            return _remainder(*parts)
         raise UnsupportedError(
             "a size that is no polynomial with floor quotients", where="SymInt", got=str(expr),
             expected="sums, products and quotients by numbers",
@@ -88,3 +89,12 @@ class SizeTable:
                 expected=", ".join(ELEMENTS),
             )  # fmt: skip
         return Shape(self.dims(fake.shape), element)
+
+
+def _folded(function: Any, parts: Sequence[Dim]) -> Dim:
+    result: Dim = reduce(function, parts)
+    return result
+
+
+def _remainder(a: Dim, b: Dim) -> Dim:
+    return a - _folded(floordiv, [a, b]) * b

@@ -29,12 +29,14 @@ from rlx.runtime.params import (
     as_argument,
     as_array,
     contiguous,
+    named_inputs,
 )
 from rlx.runtime.phase_runs import PhaseRuns, phase_span, sizes_needed
 from rlx.runtime.variants import (
     VariantCache,
     VariantProvider,
     dispatch_key,
+    run_inputs,
     run_instrumented,
     users_manifest,
 )
@@ -202,11 +204,9 @@ class CompiledGraph(Unpicklable):
         return self._run_arrays([contiguous(a) for a in arrays], None)
 
     def caller(
-        self,
-        shapes: tuple[tuple[int, ...], ...],
-        sizes: Mapping[str, int] | None = None,
+        self, shapes: tuple[tuple[int, ...], ...], sizes: Mapping[str, int] | None = None,
         other: OtherArrays | None = None,
-    ) -> Callable[..., Sequence[Any]]:
+    ) -> Callable[..., Sequence[Any]]:  # fmt: skip
         """`run_in_order` for inputs of these shapes alone; it looks nothing up.
 
         With `other` arrays are those of another library: contiguous ones in the host's memory."""
@@ -219,7 +219,8 @@ class CompiledGraph(Unpicklable):
             self._attach(executable)
             plain = self._on_host and not (self._instrumented or donated)
             if other is not None:
-                makers = tuple([other.maker(e.shape.bind(dims)) for e in executable.manifest.outputs])
+                shapes_out = [e.shape.bind(dims) for e in executable.manifest.outputs]
+                makers = tuple([other.maker(shape) for shape in shapes_out])
             run = executable.caller(order, makers, dims, other) if plain else None
         if run is None:
             return partial(self._run_other, sizes, other)
@@ -273,26 +274,12 @@ class CompiledGraph(Unpicklable):
     ) -> tuple[Array, ...]:
         """Copy inputs to their arena slots, run, and copy outputs to the host."""
         outputs = executable.manifest.outputs
-        given = self._inputs_of(executable, arrays, dims)
+        given = run_inputs(self._on_host, executable, arrays, dims)
         if self._instrumented:
             self._run_instrumented(executable, given, (None,) * len(outputs), dims)
         else:
             executable.run(given, (None,) * len(outputs), dims)
         return tuple([executable.slot(entry, dims).copy_out() for entry in outputs])
-
-    def _inputs_of(
-        self, executable: Executable, arrays: Sequence[Any], dims: Mapping[str, int]
-    ) -> list[Buffer | None]:
-        """Inputs for `Executable.run`: arrays in place, or copied to their arena slots."""
-        if self._on_host:
-            return [None if a is None else HostBuffer(a) for a in arrays]
-        given: list[Buffer | None] = []
-        for entry, array in zip(executable.manifest.inputs, arrays, strict=True):
-            is_buffer = isinstance(array, Buffer)
-            given.append(array if is_buffer else None)
-            if array is not None and not is_buffer:
-                executable.slot(entry, dims).copy_in(array)
-        return given
 
     def _run_instrumented(self, executable: Executable, *run: Any) -> None:
         run_instrumented(self._signature.name, self.allocator, executable, *run)
@@ -325,7 +312,7 @@ class CompiledGraph(Unpicklable):
             ordered = [given.get(e.name) for e in executable.manifest.inputs]
             outputs = executable.manifest.outputs
             self._phase_runs = None  # a run that fails leaves nothing to go on from
-            buffers = self._inputs_of(executable, ordered, dims)
+            buffers = run_inputs(self._on_host, executable, ordered, dims)
             executable.run(buffers, (None,) * len(outputs), dims, span)
             runs.add(span, given, dims)
             self._phase_runs = runs
@@ -345,7 +332,7 @@ class CompiledGraph(Unpicklable):
             self._attach(executable)
             given: Sequence[Buffer | None] = (None,) * len(self._inputs)
             if inputs:
-                given = self._inputs_of(executable, inputs, sizes or dims)
+                given = run_inputs(self._on_host, executable, inputs, sizes or dims)
             results = (None,) * len(self._signature.output_names)
             if self._instrumented:
                 self._run_instrumented(executable, given, results, sizes or dims)
@@ -387,7 +374,7 @@ class CompiledGraph(Unpicklable):
         with self._lock:
             executable, dims = self._current_variant()
             ordered = [arrays[entry.name] for entry in executable.manifest.inputs]
-            buffers = self._inputs_of(executable, ordered, dims)
+            buffers = run_inputs(self._on_host, executable, ordered, dims)
             results = [None] * len(executable.manifest.outputs)
             with executable.recording() as recording:
                 for _ in range(max(1, repeat)):
@@ -448,15 +435,8 @@ class CompiledGraph(Unpicklable):
             )  # fmt: skip
         return self._current
 
-    def _join(self, inputs: Mapping[str, Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs of a mapping and those given by name."""
-        if not isinstance(inputs, Mapping):
-            raise InputError(
-                "inputs have names here", where=self._signature.name, got=type(inputs).__name__,
-                expected=", ".join(f"{name}=…" for name in self._inputs) or "none",
-                hint="f(x) takes them in order",
-            )  # fmt: skip
-        return {**inputs, **named} if named else inputs
+    def _join(self, inputs: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        return named_inputs(self._signature.name, self._inputs, inputs, named)
 
     def _input_arrays(self, given: Mapping[str, Any]) -> list[Any]:
         """The inputs in order, checked."""

@@ -352,3 +352,16 @@ class StateStore:
         """The memory itself on the host, else a copy."""
         buffer = self.buffers[name]
         return buffer.array if self._allocator.is_host else buffer.copy_out()
+
+
+def named_inputs(
+    where: str, expected: Mapping[str, Shape], inputs: Mapping[str, Any], named: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The inputs of a mapping and those given by name."""
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            "inputs have names here", where=where, got=type(inputs).__name__,
+            expected=", ".join(f"{name}=…" for name in expected) or "none",
+            hint="f(x) takes them in order",
+        )  # fmt: skip
+    return {**inputs, **named} if named else inputs

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from rlx.backends.base import Backend, Buffers, Executable, Sizes
-from rlx.backends.buffer import Allocator
+from rlx.backends.buffer import Allocator, Buffer, HostBuffer
 from rlx.backends.recycle import result_maker
 from rlx.errors import BindingError, OptionError
 from rlx.ir.binding import DimBinding, UpTo, infer_sizes, require_known
@@ -257,3 +257,18 @@ def run_instrumented(
         debug(2, f"{name}\n{recording.profile()}")
     elif not check_nan():
         executable.run(inputs, outputs, sizes)
+
+
+def run_inputs(
+    on_host: bool, executable: Executable, arrays: Sequence[Any], dims: Mapping[str, int]
+) -> list[Buffer | None]:
+    """Inputs for `Executable.run`: arrays in place, or copied to their arena slots."""
+    if on_host:
+        return [None if a is None else HostBuffer(a) for a in arrays]
+    given: list[Buffer | None] = []
+    for entry, array in zip(executable.manifest.inputs, arrays, strict=True):
+        is_buffer = isinstance(array, Buffer)
+        given.append(array if is_buffer else None)
+        if array is not None and not is_buffer:
+            executable.slot(entry, dims).copy_in(array)
+    return given

@@ -63,7 +63,8 @@ def ints(high: int, *dims: int) -> np.ndarray:
 SPECIAL = np.array([0.0, -0.0, 1e-30, -1e-30, 0.5, -3.0, 30.0, -30.0, 100.0, -100.0], np.float32)
 EDGES = np.array([np.nan, np.inf, -np.inf], np.float32)
 UNARY = (
-    "sigmoid silu gelu normal_cdf gelu_tanh gelu_quick softplus relu square sign tan leaky_relu elu"
+    "sigmoid silu gelu normal_cdf gelu_tanh gelu_quick softplus relu square sign tan "
+    "leaky_relu elu relu6 hard_sigmoid hard_swish"
 )
 INVERSE = "asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10"
 QUESTIONS = "is_nan is_inf is_finite signbit logical_not"

@@ -90,9 +90,7 @@ class _Parser:
         graph = self.graph(proto.graph, frozenset(), 0)
         metadata = {p.key: p.value for p in proto.metadata_props}
         producer = f"{proto.producer_name} {proto.producer_version}".strip()
-        return OnnxFile(
-            self.name, graph, opsets, functions, metadata, producer, proto.ir_version
-        )
+        return OnnxFile(self.name, graph, opsets, functions, metadata, producer, proto.ir_version)
 
     def opsets(self, rows: Iterable[Any]) -> dict[str, int]:
         found: dict[str, int] = {}

@@ -176,10 +176,12 @@ class Initializer:
         if _PACKED[number] > 1:
             return _unpacked(data, self.dtype, _PACKED[number], self.size).reshape(self.shape)
         if number == 9:
-            return (data != 0).reshape(self.shape)
+            found: np.ndarray[Any, Any] = (data != 0).reshape(self.shape)
+            return found
         if data.ctypes.data % self.dtype.alignment:
             data = data.copy()
-        return data.view(self.dtype).reshape(self.shape)
+        viewed: np.ndarray[Any, Any] = data.view(self.dtype).reshape(self.shape)
+        return viewed
 
     def array(self) -> Array:
         """The elements. Strings are Python's, in an array of objects."""

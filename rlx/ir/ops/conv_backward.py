@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 @op("conv_weight_backward")
 class ConvWeightBackward(Composite):
-    """dw `[O, C/groups, *kernel]` of conv(x, w), from `x [B, C, *n]` and the cotangent of the
-    result, `dy [B, O, *windows]`: for each tap, the sum over images and windows of dy · x."""
+    """dw `[O, C/groups, *kernel]` of conv(x, w), from x and the cotangent `dy [B, O, *windows]`.
+
+    For each tap it is the sum over images and windows of dy · x.
+    """
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...] = (1,)

@@ -108,7 +108,7 @@ def _clipped(g: Graph, x: Value, low: float, high: float) -> Any:
 
 def relu6(x: ArrayLike) -> Array:
     """x limited to 0 … 6."""
-    return call_elementwise(_clipped, x, 0.0, 6.0)
+    return call_elementwise(_op, x, "relu6")
 
 
 def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Array:
@@ -116,22 +116,14 @@ def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Array
     return call_elementwise(_clipped, x, float(min_val), float(max_val))
 
 
-def _hardsigmoid(g: Graph, x: Value) -> Any:
-    return g.div(g.clamp(g.add(x, 3.0), 0.0, 6.0), 6.0)
-
-
 def hardsigmoid(x: ArrayLike) -> Array:
     """(x + 3) / 6 limited to 0 … 1."""
-    return call_elementwise(_hardsigmoid, x)
-
-
-def _hardswish(g: Graph, x: Value) -> Any:
-    return g.mul(x, _hardsigmoid(g, x))
+    return call_elementwise(_op, x, "hard_sigmoid")
 
 
 def hardswish(x: ArrayLike) -> Array:
     """x · hardsigmoid(x)."""
-    return call_elementwise(_hardswish, x)
+    return call_elementwise(_op, x, "hard_swish")
 
 
 def _logsigmoid(g: Graph, x: Value) -> Any:

@@ -21,7 +21,7 @@ _UNARY = {
     "Sign": xp.sign, "Sin": xp.sin, "Sinh": xp.sinh, "Softplus": xp.softplus, "Sqrt": xp.sqrt,
     "Tan": xp.tan, "Tanh": xp.tanh,
 }  # fmt: skip
-_BINARY = {
+_BINARY: dict[str, Any] = {
     "And": xp.logical_and, "BitwiseAnd": xp.bitwise_and, "BitwiseOr": xp.bitwise_or,
     "BitwiseXor": xp.bitwise_xor, "Mul": xp.multiply, "Or": xp.logical_or, "Sub": xp.subtract,
     "Add": xp.add, "Xor": xp.logical_xor,
@@ -36,10 +36,10 @@ def _binary(function: Any) -> Any:
     return lambda node, a, b: function(a, b)
 
 
-for _name, _function in _UNARY.items():
-    op(_name)(_unary(_function))
-for _name, _function in _BINARY.items():
-    op(_name)(_binary(_function))
+for _name, _one in _UNARY.items():
+    op(_name)(_unary(_one))
+for _name, _two in _BINARY.items():
+    op(_name)(_binary(_two))
 
 
 @op("Div")
@@ -176,7 +176,7 @@ def prelu(node: Call, x: Array, slope: Array) -> Array:
 
 
 @op("Selu")
-def selu(node: Call, x: Array) -> Array:
+def selu(node: Call, x: Array) -> Any:
     alpha = node.float("alpha", 1.67326319217681884765625)
     gamma = node.float("gamma", 1.05070102214813232421875)
     return gamma * xp.where(xp.greater(x, 0), x, alpha * xp.expm1(xp.minimum(x, 0.0)))

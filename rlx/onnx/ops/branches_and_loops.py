@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -233,7 +234,7 @@ def scan_8(node: Call, lengths: Any, *operands: Any) -> Any:
         state = [x[b] for x in arrays[:state_count]]
         xs = [x[b] for x in arrays[state_count:]]
         if node.traced:
-            carry, rows = _native(node, lambda s=state, x=xs: _traced_scan(node, body, s, x))
+            carry, rows = _native(node, partial(_traced_scan, node, body, state, xs))
         else:
             carry, rows = _host_scan(node, body, state, [elements_of(x) for x in xs])
         made = [as_array(Known(r) if isinstance(r, np.ndarray) else r) for r in (*carry, *rows)]

@@ -61,7 +61,7 @@ def _on_device(x: Array, to: np.dtype[Any]) -> Array:
 def on_host(node: Call, data: Any, to: np.dtype[Any]) -> Any:
     if data.dtype == object:
         return _from_text(node, data, to)
-    if to == object:
+    if to.kind == "O":
         return _to_text(data)
     with np.errstate(all="ignore"):
         if to.name in _SATURATING and node.int("saturate", 1):
@@ -92,7 +92,8 @@ def _narrow(data: Any, to: np.dtype[Any]) -> Any:
 
 def _saturated(data: Any, to: np.dtype[Any]) -> Any:
     wide = data.astype(np.float32)
-    most = float(ml_dtypes.finfo(to).max)
+    limits: Any = ml_dtypes.finfo
+    most = float(limits(to).max)
     return np.clip(wide, -most, most).astype(to)
 
 
@@ -146,7 +147,7 @@ def bit_cast(node: Call, x: Any) -> Any:
     if not isinstance(x, Known) and node.traced:
         raise NeedsValueError(x, on_host=True)
     data, to = elements_of(x), node.element_type("to")
-    if data.dtype == bool or to == bool:
+    if "b" in (data.dtype.kind, to.kind):
         return data.view(np.uint8).view(to)
     return np.ascontiguousarray(data).view(to)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import rlx.numpy as xp
+from rlx.ir.dtype import DType
 from rlx.numpy.array import Array
 from rlx.numpy.trace import Size
 from rlx.onnx.call import Call
@@ -104,9 +105,7 @@ def scattered(x: Array, indices: Array, updates: Array, how: str) -> Array:
 
 
 @op("TensorScatter")
-def tensor_scatter(
-    node: Call, past: Array, update: Array, start: Array | None = None
-) -> Array:
+def tensor_scatter(node: Call, past: Array, update: Array, start: Array | None = None) -> Array:
     """A KV cache with new rows written at a position of each sequence."""
     axis, batch = node.int("axis", -2) % past.ndim, past.shape[0]
     length, size = update.shape[axis], past.shape[axis]
@@ -129,7 +128,7 @@ def tensor_scatter(
 @op("OneHot", known=(1,))
 def one_hot(node: Call, indices: Array, depth: Any, values: Array) -> Array:
     axis = node.int("axis", -1)
-    count = np.reshape(depth, -1)[0]
+    count: Any = np.reshape(depth, -1)[0]
     count = count if isinstance(count, Size) else int(count)
     rank = indices.ndim + 1
     axis = axis % rank
@@ -173,10 +172,8 @@ def arange(node: Call, start: Any, limit: Any, delta: Any) -> Any:
             raise node.fault("too many elements", got=count)
         index = xp.arange(count, dtype=dtype if dtype.kind in "iu" else xp.float64)
         one = index * (int(step) if dtype.kind in "iu" else float(step))
-        return (one + (int(first) if dtype.kind in "iu" else float(first))).astype(
-            xp.asarray(np.zeros(0, dtype)).dtype
-        )
-    return xp.arange(_size(first), _size(last), int(step)).astype(xp.asarray(np.zeros(0, dtype)).dtype)
+        return (one + (int(first) if dtype.kind in "iu" else float(first))).astype(DType.of(dtype))
+    return xp.arange(_size(first), _size(last), int(step)).astype(DType.of(dtype))
 
 
 def _size(x: Any) -> Any:
@@ -188,7 +185,9 @@ def _size(x: Any) -> Any:
 
 @op("NonZero", on_host=True)
 def nonzero(node: Call, x: Any) -> Any:
-    return np.stack(np.nonzero(x)).astype(np.int64) if x.ndim else np.zeros((0, int(x != 0)), np.int64)
+    return (
+        np.stack(np.nonzero(x)).astype(np.int64) if x.ndim else np.zeros((0, int(x != 0)), np.int64)
+    )
 
 
 @op("Compress", on_host=True)

@@ -147,7 +147,7 @@ def slice_10(
 
 
 @op("Slice", since=1)
-def slice_1(node: Call, x: Array) -> Array:
+def slice_1(node: Call, x: Array) -> Any:
     axes = node.ints("axes", tuple(range(len(node.ints("starts")))))
     return slice_10(node, x, node.ints("starts"), node.ints("ends"), axes)
 
@@ -233,9 +233,9 @@ def padded(node: Call, x: Array, low: list[Any], high: list[Any], value: Any, mo
                 inside = xp.logical_and(index >= 0, index < x.shape[axis])
                 shape = [1] * x.ndim
                 shape[axis] = -1
-                fill = Array(np.asarray(value, x.dtype.numpy))
+                outside = Array(np.asarray(value, x.dtype.numpy))
                 taken = xp.take(x, xp.clip(index, 0, x.shape[axis] - 1), axis=axis)
-                x = xp.where(xp.reshape(inside, tuple(shape)), taken, fill)
+                x = xp.where(xp.reshape(inside, tuple(shape)), taken, outside)
             else:
                 x = xp.take(x, index, axis=axis)
     return x
@@ -245,7 +245,7 @@ def _negative(amount: Any) -> bool:
     return not isinstance(amount, Size) and amount < 0
 
 
-def _source_index(node: Call, mode: str, before: Any, after: Any, size: Any) -> Array:
+def _source_index(node: Call, mode: str, before: Any, after: Any, size: Any) -> Any:
     """Where each element of a padded axis comes from."""
     index = xp.arange(before + size + after) - before
     if mode == "constant":
@@ -286,4 +286,3 @@ def space_to_depth(node: Call, x: Array) -> Array:
     parts = xp.reshape(x, (batch, channels, height // block, block, width // block, block))
     made = xp.permute_dims(parts, (0, 3, 5, 1, 2, 4))
     return xp.reshape(made, (batch, channels * block**2, height // block, width // block))
-

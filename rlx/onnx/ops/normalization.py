@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import rlx.numpy as xp
-from rlx.ir.dtype import DType, f16, bf16, f32
+from rlx.ir.dtype import DType, bf16, f16, f32
 from rlx.numpy.array import Array
 from rlx.onnx.call import Call
 from rlx.onnx.graph_ops import graph_op
@@ -83,9 +83,7 @@ def group_normalization(node: Call, x: Array, scale: Array, bias: Array) -> Arra
 
 
 @op("LayerNormalization", since=17)
-def layer_normalization(
-    node: Call, x: Array, scale: Array, bias: Array | None = None
-) -> Any:
+def layer_normalization(node: Call, x: Array, scale: Array, bias: Array | None = None) -> Any:
     axis, eps = node.int("axis", -1) % x.ndim, node.float("epsilon", 1e-5)
     if not node.wants(1) and not node.wants(2):
         return _over_last(node, "layer_norm", x, axis, scale, bias, eps)

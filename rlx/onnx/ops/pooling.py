@@ -106,7 +106,7 @@ def average_pool(node: Call, x: Array) -> Array:
     plain = window._replace(low=[0] * len(window.low), high=[0] * len(window.high))
     for tap in taps(padded, plain if counted else window, 0.0):
         number = tap if number is None else number + tap
-    return total / number
+    return total / number  # type: ignore[no-any-return]
 
 
 @op("MaxPool")

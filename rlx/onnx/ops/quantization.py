@@ -57,11 +57,13 @@ def quantize_linear(node: Call, x: Any, scale: Any, zero: Any = None) -> Any:
         return converted(node, xp.clip(made, low, high), to)
     if "int" in to.name:
         bits = int(to.name[-1])
-        low, high = (0, 2**bits - 1) if to.name[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        low, high = (
+            (0, 2**bits - 1) if to.name[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        )
         made = xp.round(scaled.astype(f32))
         if zero is not None:
             made = made + _zero(node, zero, shape, axis, block)
-        return converted(node, xp.clip(made, float(low), float(high)), to)
+        return converted(node, xp.clip(made, low, high), to)
     return converted(node, scaled, to)  # small floats, whose zero point is 0
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import rlx.numpy as xp
 from rlx import random
+from rlx.ir.dtype import DType
 from rlx.numpy.array import Array
 from rlx.onnx.call import Call
 from rlx.onnx.table import op
@@ -39,14 +40,14 @@ def _type(node: Call, default: Any = np.float32) -> np.dtype[Any]:
 def _normal(node: Call, shape: tuple[Any, ...], dtype: np.dtype[Any]) -> Array:
     mean, scale = node.float("mean", 0.0), node.float("scale", 1.0)
     drawn = random.normal(_key(node), shape, xp.float32)
-    return (drawn * float(scale) + float(mean)).astype(xp.asarray(np.zeros(0, dtype)).dtype)
+    return (drawn * float(scale) + float(mean)).astype(DType.of(dtype))
 
 
 def _uniform(node: Call, shape: tuple[Any, ...], dtype: np.dtype[Any]) -> Array:
     low, high = node.float("low", 0.0), node.float("high", 1.0)
     drawn = random.uniform(_key(node), shape, xp.float32)
     made = drawn * float(high - low) + float(low)
-    return made.astype(xp.asarray(np.zeros(0, dtype)).dtype)
+    return made.astype(DType.of(dtype))
 
 
 @op("RandomNormal", raw=True)

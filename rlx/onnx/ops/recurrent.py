@@ -161,9 +161,7 @@ def _turned(x: Array, lengths: Array) -> Array:
     step = xp.reshape(xp.arange(x.shape[0], dtype=xp.int64), (-1, 1))
     length = lengths.astype(xp.int64)
     source = xp.where(xp.less(step, length), length - 1 - step, step)
-    return graph_op(
-        "take_along", x, xp.broadcast_to(xp.expand_dims(source, -1), x.shape), axis=0
-    )
+    return graph_op("take_along", x, xp.broadcast_to(xp.expand_dims(source, -1), x.shape), axis=0)
 
 
 def _clipped(node: Call, x: Array) -> Array:
@@ -198,14 +196,14 @@ def _gru_step(node: Call, given: Direction, carry: Any, x: Array) -> tuple[Array
         update, reset = f(_clipped(node, xz + hz)), f(_clipped(node, xr + hr))
         new = g(_clipped(node, xn + reset * hn))
     else:
-        bias = given.recurrent_bias
-        both = _with_bias(
-            xp.matmul(h, given.r[:, : 2 * hidden]), None if bias is None else bias[: 2 * hidden]
-        )
+        bias, last = given.recurrent_bias, None
+        if bias is not None:
+            bias, last = bias[: 2 * hidden], bias[2 * hidden :]
+        both = _with_bias(xp.matmul(h, given.r[:, : 2 * hidden]), bias)
         hz, hr = _split(both, 2)
         update, reset = f(_clipped(node, xz + hz)), f(_clipped(node, xr + hr))
         product = xp.matmul(reset * h, given.r[:, 2 * hidden :])
-        new = g(_clipped(node, xn + _with_bias(product, None if bias is None else bias[2 * hidden :])))
+        new = g(_clipped(node, xn + _with_bias(product, last)))
     return ((1.0 - update) * new + update * h,)
 
 

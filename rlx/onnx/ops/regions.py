@@ -292,9 +292,7 @@ def _at_places(x: Array, places: list[Array]) -> Array:
     """Interpolated elements of [batch, groups, channels, H, W] at places [batch, groups, …]."""
     batch, groups, channels, height, width = x.shape
     rows = xp.reshape(xp.permute_dims(x, (0, 1, 3, 4, 2)), (-1, channels))
-    first = xp.reshape(
-        xp.arange(batch * groups) * (height * width), (batch, groups, 1, 1, 1)
-    )
+    first = xp.reshape(xp.arange(batch * groups) * (height * width), (batch, groups, 1, 1, 1))
     total: Any = None
     for dy, dx in product((0, 1), (0, 1)):
         index: Any = None
@@ -311,5 +309,3 @@ def _at_places(x: Array, places: list[Array]) -> Array:
         part = graph_op("gather", rows, index + first, axis=0) * xp.expand_dims(weight, -1)
         total = part if total is None else total + part
     return total  # type: ignore[no-any-return]
-
-

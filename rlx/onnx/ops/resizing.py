@@ -219,7 +219,7 @@ def _along(node: Call, x: Array, axis: Axis, rule: Rule) -> Array:
     if rule.outside is None:
         return y  # type: ignore[no-any-return]
     inside = lib.logical_and(at >= 0, at <= _real(axis.before) - 1)
-    flag = xp.reshape(inside if symbolic else Array(inside), _column(x, axis))
+    flag = xp.reshape(xp.asarray(inside), _column(x, axis))
     return xp.where(flag, y, xp.asarray(rule.outside, dtype=y.dtype))
 
 
@@ -269,6 +269,7 @@ def _kernel(node: Call, axis: Axis, rule: Rule) -> tuple[range, Kernel]:
     if rule.antialias:
         scale = axis.scale if isinstance(axis.scale, float) else int(axis.after) / int(axis.before)
         stretch = min(scale, 1.0)
+    weight: Kernel
     if rule.mode == "linear":
         reach, weight = 1, _hat
     elif rule.mode == "cubic":
@@ -300,8 +301,7 @@ def _taken(x: Array, index: Any, axis: Axis, lib: Any) -> Array:
     """Elements at these places, those outside taken from the edge."""
     last = _real(axis.before) - 1
     clipped = lib.clip(index, 0.0, last) if lib is np else xp.minimum(xp.maximum(index, 0.0), last)
-    whole = Array(clipped.astype(np.int64)) if lib is np else clipped.astype(xp.int64)
-    return xp.take(x, whole, axis=axis.number)
+    return xp.take(x, xp.asarray(clipped).astype(xp.int64), axis=axis.number)
 
 
 def _column(x: Array, axis: Axis) -> tuple[int, ...]:
@@ -322,7 +322,7 @@ def grid_sample(node: Call, x: Array, grid: Array) -> Array:
     outside, corners = node.text("padding_mode", "zeros"), bool(node.int("align_corners", 0))
     rank = x.ndim - 2
     sizes = x.shape[2:]
-    if mode not in ("linear", "nearest", "cubic") or rank < 1 or mode == "cubic" and rank > 2:
+    if mode not in ("linear", "nearest", "cubic") or rank < 1 or (mode == "cubic" and rank > 2):
         raise node.fault("unknown interpolation", got=f"{mode} over {rank} axes")
     # the last axis of the grid has the places along the last axis of x first
     places = [_unnormalised(grid[..., rank - 1 - a], sizes[a], corners) for a in range(rank)]
@@ -371,7 +371,7 @@ def _gathered(rows: Array, index: Array, sizes: Any) -> Array:
     return graph_op("gather", rows, index + first, axis=0)
 
 
-def _unnormalised(place: Array, n: Any, corners: bool) -> Array:
+def _unnormalised(place: Array, n: Any, corners: bool) -> Any:
     """−1 … 1 as a position on an axis."""
     size = _as(place, n)
     return (place + 1) * ((size - 1) / 2) if corners else ((place + 1) * size - 1) * 0.5

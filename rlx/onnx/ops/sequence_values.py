@@ -117,5 +117,3 @@ def optional_get_element(node: Call, x: Any) -> Any:
     if x is None:
         raise node.fault("an optional without a value")
     return x
-
-

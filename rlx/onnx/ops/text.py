@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def _pool(node: Call) -> list[tuple[Any, ...]]:
     items = node.texts("pool_strings", None) or list(node.ints("pool_int64s", ()) or ())
     starts = [*node.ints("ngram_counts"), len(items)]
     found: list[tuple[Any, ...]] = []
-    for size, (first, last) in enumerate(zip(starts, starts[1:], strict=False), 1):
+    for size, (first, last) in enumerate(pairwise(starts), 1):
         if not 0 <= first <= last <= len(items) or (last - first) % size:
             raise node.fault("not a pool of n-grams", got=starts[:-1])
         found += [tuple(items[i : i + size]) for i in range(first, last, size)]

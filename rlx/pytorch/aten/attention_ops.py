@@ -12,7 +12,7 @@ from rlx.ir.node import Value
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 
 def _heads(low: Lowering, q: Value, k: Value) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rlx.nn.functional import convolution as functional
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 
 def geometry(
@@ -38,9 +38,12 @@ def convolution(
         raise UnsupportedError("a convolution without a batch axis", where="convolution",
                                got=x.shape)  # fmt: skip
     moved, extra = geometry(x, stride, padding, dilation, groups, output_padding)
+    made: Value
     if transposed:
-        return functional.transposed_values(low.g, x, w, bias, moved, extra)
-    return functional.conv_values(low.g, x, w, bias, moved)
+        made = functional.transposed_values(low.g, x, w, bias, moved, extra)
+    else:
+        made = functional.conv_values(low.g, x, w, bias, moved)
+    return made
 
 
 def folded(low: Lowering, y: Value, scale: Value, shift: Value) -> Value | None:

@@ -12,7 +12,7 @@ from rlx.passes.grad.rules import VJP, load_rules
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 
 def pulled_back(low: Lowering, node: Node, cotangent: Value) -> Sequence[Value]:

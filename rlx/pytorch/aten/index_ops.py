@@ -16,7 +16,7 @@ from rlx.ir.node import Value
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 
 @aten("embedding.default")
@@ -91,7 +91,7 @@ def _wrapped(low: Lowering, index: Value, size: Dim) -> Value:
 
 
 def _written(
-    low: Lowering, x: Value, axis: int, index: Value, source: Any, how: str, **options: Any
+    low: Lowering, x: Value, axis: int, index: Value, source: Any, name: str, **options: Any
 ) -> Value:
     if x.shape.rank == 0:
         raise UnsupportedError("a scatter into a scalar", where="scatter", got=x.shape)
@@ -106,7 +106,7 @@ def _written(
     count = index.shape.num_elements
     flat = low.reshape(x, (x.shape.num_elements,))
     rows = low.reshape(updates, (count,))
-    made = low.g.apply(how, flat, _places(low, x, at, index), rows, axis=0, **options)
+    made = low.g.apply(name, flat, _places(low, x, at, index), rows, axis=0, **options)
     return low.reshape(made, x.shape.dims)
 
 
@@ -175,7 +175,7 @@ class Merged(NamedTuple):
     dims: tuple[Dim, ...]  # before the axes were merged
     order: tuple[int, ...]
     axis: int
-    index: Value  # into the merged axis; its dims take its place in the result
+    places: Value  # into the merged axis; its dims take its place in the result
 
 
 def _merged(low: Lowering, x: Value, indices: Sequence[Value | None]) -> Merged:
@@ -213,7 +213,7 @@ def _require_positions(indices: Sequence[Value | None], where: str) -> None:
 def index_(low: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
     _require_positions(indices, "index")
     found = _merged(low, x, indices)
-    return low.g.gather(found.x, found.index, axis=found.axis)
+    return low.g.gather(found.x, found.places, axis=found.axis)
 
 
 @aten("index_put.default", "_unsafe_index_put.default")
@@ -226,12 +226,12 @@ def index_put(
         return _put_where(low, x, mask, values, accumulate)
     _require_positions(indices, "index_put")
     found = _merged(low, x, indices)
-    lead, dims = found.x.shape.dims[: found.axis], found.index.shape.dims
+    lead, dims = found.x.shape.dims[: found.axis], found.places.shape.dims
     behind = found.x.shape.dims[found.axis + 1 :]
-    count = found.index.shape.num_elements
+    count = found.places.shape.num_elements
     rows = low.expand(low.cast(values, x.shape.dtype), (*lead, *dims, *behind))
     rows = low.reshape(rows, (*lead, count, *behind))
-    where = low.reshape(found.index, (count,))
+    where = low.reshape(found.places, (count,))
     if x in low.states and found.x is x and not accumulate:
         return low.update_state(x, rows, found.axis, slots=where)
     how = "scatter_add" if accumulate else "scatter"

@@ -8,7 +8,7 @@ from rlx.ir.node import Value
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 
 @aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
@@ -17,9 +17,7 @@ def matmul(low: Lowering, a: Value, b: Value) -> Value:
 
 
 @aten("addmm.default", "addmv.default", "baddbmm.default")
-def addmm(
-    low: Lowering, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
-) -> Value:
+def addmm(low: Lowering, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
     """beta · bias + alpha · a·b"""
     element = low.out.dtype
     product = low.g.matmul(a, b)

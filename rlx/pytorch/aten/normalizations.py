@@ -13,7 +13,7 @@ from rlx.pytorch.aten.reduce_ops import variance
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 
 def _rows(low: Lowering, x: Value, shape: Sequence[Any]) -> tuple[Value, Any]:
@@ -94,7 +94,8 @@ def rms_norm(
 ) -> Value:
     import ml_dtypes
 
-    number = float(ml_dtypes.finfo(x.shape.dtype.numpy).eps) if eps is None else float(eps)
+    limits: Any = ml_dtypes.finfo
+    number = float(limits(x.shape.dtype.numpy).eps) if eps is None else float(eps)
     rows, width = _rows(low, x, shape)
     made = low.g.rms_norm(rows, _factor(low, x, weight, width, 1), eps=number)
     return low.reshape(made, x.shape.dims)

@@ -15,11 +15,45 @@ from rlx.ir.node import Value
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
-_UNARY = """abs acos acosh asin asinh atan atanh ceil cos cosh erf exp exp2 expm1 floor log log10
-log1p log2 neg reciprocal relu round rsqrt sigmoid sign silu sin sinh sqrt square tan tanh trunc
-bitwise_not""".split()
+_UNARY = [
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "neg",
+    "reciprocal",
+    "relu",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "trunc",
+    "bitwise_not",
+]
 _BINARY = {
     "mul": "mul", "maximum": "maximum", "minimum": "minimum", "atan2": "atan2", "hypot": "hypot",
     "copysign": "copysign", "logaddexp": "logaddexp", "bitwise_and": "bitwise_and",

@@ -15,7 +15,7 @@ from rlx.pytorch.aten.table import aten
 from rlx.random.words import words
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 
 def _uniform(low: Lowering, dims: Any, word: int = 0) -> Value:

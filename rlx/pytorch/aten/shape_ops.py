@@ -12,7 +12,7 @@ from rlx.ir.node import Value
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 _END = 2**62  # slices name an end beyond every size
 
@@ -115,9 +115,7 @@ def select(low: Lowering, x: Value, axis: int, index: Any) -> Value:
 
 @aten("narrow.default")
 def narrow(low: Lowering, x: Value, axis: int, start: Any, length: Any) -> Value:
-    return low.g.narrow(
-        x, axis=axis % x.shape.rank, start=low.dim(start), length=low.dim(length)
-    )
+    return low.g.narrow(x, axis=axis % x.shape.rank, start=low.dim(start), length=low.dim(length))
 
 
 def _split(low: Lowering, x: Value, lengths: Sequence[Dim], axis: int) -> tuple[Value, ...]:

@@ -15,7 +15,7 @@ from rlx.ir.ops.conv import make_window, padded, window_taps
 from rlx.pytorch.aten.table import aten
 
 if TYPE_CHECKING:
-    from rlx.pytorch.lowering import Lowering
+    from rlx.pytorch.lower_aten import Lowering
 
 Numbers = tuple[int, ...]
 
@@ -208,9 +208,7 @@ def upsample_bilinear(
     low: Lowering, x: Value, size: Any, align_corners: bool, scales: Any
 ) -> Value:
     _require_whole(low, x, scales)
-    return low.g.resize(
-        x, sizes=low.out.dims[2:], mode="linear", align_corners=bool(align_corners)
-    )
+    return low.g.resize(x, sizes=low.out.dims[2:], mode="linear", align_corners=bool(align_corners))
 
 
 @aten("upsample_bicubic2d.vec")

@@ -1,6 +1,6 @@
-"""Convolutions and pooling with channels last: ops that the layout pass puts in for whole networks.
+"""Convolutions and pooling with channels last: ops that the layout pass makes, network by network.
 
-x is `[B, *n, C]`, so that a pixel is a row: a 1×1 convolution is a GEMM as it lies, other ones are a
+x is `[B, *n, C]`, so that a pixel is a row: a 1×1 convolution is a GEMM as it lies, others are a
 GEMM whose rows are found through a table of pointers, and the vectors of depthwise convolution and
 pooling are along the channels. `pack_channels_last` cuts the filters of each group into panels of
 `width` columns, `[panel][tap][channel][column]`; the last panel is as wide as it needs, in whole
@@ -11,6 +11,7 @@ points behind the plain ones, `[panel][point][channel][column]`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -61,9 +62,7 @@ def _panels(w: Array, width: int, lanes: int) -> Array:
     padded = np.zeros((*lead, terms, sum(widths)), w.dtype)
     padded[..., :filters] = w
     edges = np.cumsum([0, *widths])
-    parts = [
-        padded[..., a:b].reshape(*lead, -1) for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    parts = [padded[..., a:b].reshape(*lead, -1) for a, b in pairwise(edges)]
     return np.concatenate(parts, axis=-1)
 
 
@@ -126,7 +125,7 @@ def require_form(form: str, where: str) -> None:
 
 @op("conv_channels_last", is_anchor=True)
 class ConvChannelsLast(Op):
-    """activation(conv + bias + residual), with filters from `pack_channels_last` of a weight `w`."""
+    """activation(conv + bias + residual), with filters from `pack_channels_last` of `w`."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

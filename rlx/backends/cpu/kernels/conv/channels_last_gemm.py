@@ -363,10 +363,11 @@ class Micro:
                 if residual is not None:
                     value = value + self._load(residual, j, masks[j])
                 value = activate(spec.activation, value)
-                if masks[j] is None:
+                part = masks[j]
+                if part is None:
                     f.store(value, out, j * self.type.bytes)
                 else:
-                    f.masked_store(value, out, masks[j], j * self.type.bytes)
+                    f.masked_store(value, out, part, j * self.type.bytes)
 
         for r in range(self.rows):
             if r < self.sure:
@@ -380,5 +381,3 @@ class Micro:
         if mask is None:
             return f.load(base, self.type, at)
         return f.masked_load(base, self.type, mask, offset=at)
-
-

@@ -135,8 +135,8 @@ class _Emitter:
                     sums.values = self._tap(*at, step, pixels, vectors, mask, sums.values)
             else:
                 inner = f.carry(sums.values)
-                for j in inner.range(low, high):
-                    at = f.gep(row, across * j), f.gep(taps, self.pitch * j)
+                for tap in inner.range(low, high):
+                    at = f.gep(row, across * tap), f.gep(taps, self.pitch * tap)
                     inner.values = self._tap(*at, step, pixels, vectors, mask, inner.values)
                 sums.values = inner.values
         number = (self.high - self.low) * (high - low)
@@ -193,5 +193,3 @@ class _Emitter:
         if mask is None:
             return f.load(base, self.type, at)
         return f.masked_load(base, self.type, mask, offset=at)
-
-

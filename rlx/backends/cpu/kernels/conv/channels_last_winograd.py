@@ -1,11 +1,11 @@
 """3×3 convolution of stride 1 with channels last, by Winograd's F(2×2, 3×3).
 
-As `winograd`, with vectors along the channels: a block of tiles (2×2 results each) is transformed to
-16 matrices of tiles and channels, each is multiplied by that point's filters, and panels of
+As `winograd`, with vectors along the channels: a block of tiles (2×2 results each) is transformed
+to 16 matrices of tiles and channels, each is multiplied by that point's filters, and panels of
 products are transformed back, with bias, residual and activation. Sums are over channels, one fma
 each, whatever tiles are beside them.
 
-An infinity or NaN spreads to all results of a tile: a tile with such results is computed by its taps.
+An infinity or NaN spreads to all results of a tile: such a tile is computed by its taps.
 """
 
 from __future__ import annotations
@@ -209,7 +209,9 @@ class _Emitter:
                 self._transform(f, table, to, whole, rest)
         return f
 
-    def _transform(self, f: Function, table: Value, to: Value, c: Value, mask: Value | None) -> None:
+    def _transform(
+        self, f: Function, table: Value, to: Value, c: Value, mask: Value | None
+    ) -> None:
         """Bᵀ d B of a vector of channels."""
         d: list[Value] = []
         for i in range(POINTS):
@@ -249,7 +251,11 @@ class _Emitter:
             bad = f.const(0, self.type)
             for v in range(vectors):
                 at = f.gep(source, v * self.line)
-                given = f.gep(f.gep(o["bias"], f["column"], 4), v * self.line) if self.spec.bias else None
+                given = (
+                    f.gep(f.gep(o["bias"], f["column"], 4), v * self.line)
+                    if self.spec.bias
+                    else None
+                )
                 bad = self._vector(
                     f, o, at, given, places, there, v, mask if v == vectors - 1 else None, bad
                 )

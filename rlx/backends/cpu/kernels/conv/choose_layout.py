@@ -143,7 +143,8 @@ class _Layout:
         if not any(self.twin(v) is not None for v in node.inputs):
             return
         if node.op.is_elementwise:
-            self._absorb(node) or self._elementwise(node)
+            if not self._absorb(node):
+                self._elementwise(node)
         elif name in _VISITORS:
             _VISITORS[name](self, node)
 
@@ -283,7 +284,7 @@ class _Layout:
         self._same(node, made)
 
     def _reduce(self, node: Node) -> None:
-        """Over spatial axes: with channels last the rest is in order, with one image axis or none."""
+        """Over spatial axes: with channels last the rest is in order, one image axis or none."""
         op: Any = node.op
         x = node.inputs[0]
         rank = x.shape.rank
@@ -311,7 +312,11 @@ class _Layout:
                 plain = g.reshape(twin, shape=out.dims)
             self.editor.replace(node.output, plain)
             return
-        if out.rank not in (3, 4) or not same(out.dims[0], batch) or not same(out.dims[1], channels):
+        if (
+            out.rank not in (3, 4)
+            or not same(out.dims[0], batch)
+            or not same(out.dims[1], channels)
+        ):
             return
         dims = (out.dims[0], *out.dims[2:], out.dims[1])
         self.finish(node, lambda: g.reshape(twin, shape=dims))
@@ -372,7 +377,7 @@ def _suits_winograd(made: _Made) -> bool:
     if dims[2:] != (3, 3) or not plain or min(dims[:2]) < _WINOGRAD_CHANNELS:
         return False
     sizes = made.x.shape.dims[1:3]
-    return all(not isinstance(n, int) or n >= _WINOGRAD_SIZE for n in sizes)
+    return bool(all(not isinstance(n, int) or n >= _WINOGRAD_SIZE for n in sizes))
 
 
 def _with(made: _Made, **changes: Any) -> _Made:
@@ -383,7 +388,8 @@ def _with(made: _Made, **changes: Any) -> _Made:
 def _cuts_patches(node: Node) -> bool:
     record: Any = node.op
     window = record.window(node.inputs[1].shape.dims)
-    return window.kernel == window.stride and max(window.kernel) > 1 and record.groups == 1
+    whole = window.kernel == window.stride and max(window.kernel) > 1
+    return bool(whole and record.groups == 1)
 
 
 def _tiles_output(record: Any, w: Value) -> bool:

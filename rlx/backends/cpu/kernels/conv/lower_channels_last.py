@@ -69,8 +69,8 @@ class _Problem:
         self.panels = -(-vectors * lanes // op.width)
         width = op.width // lanes
         self.spec = ChannelsLastGemm(
-            width, vectors % width or width, self.columns % lanes > 0, self.is_pointwise, bias is not None,
-            residual is not None, op.activation,
+            width, vectors % width or width, self.columns % lanes > 0, self.is_pointwise,
+            bias is not None, residual is not None, op.activation,
         )  # fmt: skip
         area = min(self.down.stride * self.right.stride, self.taps)
         self.block = self.spec.block(target, self.channels * op.groups, area)
@@ -104,10 +104,11 @@ class _Problem:
         args: dict[str, KernelArg] = _geometry(self.down, self.right)
         args |= {
             "x": Pointer(self.x), "filters": Pointer(self.filters), "out": Pointer(node.output),
-            "scratch": Scratch(node) if self.worker_bytes else 0, "scratch_bytes": self.worker_bytes,
-            "batch": self.x.shape.dims[0], "groups": op.groups, "columns": self.columns,
-            "panels": self.panels, "channels": self.channels, "taps_x": self.taps_x,
-            "run": self.run, "block": self.block, "chunk_taps": taps, "chunk_run": run,
+            "scratch": Scratch(node) if self.worker_bytes else 0,
+            "scratch_bytes": self.worker_bytes, "batch": self.x.shape.dims[0],
+            "groups": op.groups, "columns": self.columns, "panels": self.panels,
+            "channels": self.channels, "taps_x": self.taps_x, "run": self.run,
+            "block": self.block, "chunk_taps": taps, "chunk_run": run,
         }  # fmt: skip
         args |= {name: Pointer(v) for name, v in self.extras.items() if v is not None}
         return _launch(node, self.spec, args)
@@ -117,7 +118,8 @@ def _launch(node: Node, spec: Any, args: dict[str, KernelArg]) -> KernelLaunch:
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     return KernelLaunch(
         spec, [args[name] for name in spec.args], list(node.inputs), [node.output],
-        uses_scratch=any(isinstance(a, Scratch) for a in args.values()), flops=cost.flops, bytes=cost.bytes,
+        uses_scratch=any(isinstance(a, Scratch) for a in args.values()),
+        flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
 
@@ -136,7 +138,9 @@ def _winograd(node: Node, target: Target) -> KernelLaunch:
     x, filters = node.inputs[:2]
     bias, residual = op.extras(*node.inputs[2:])
     dims, spec = op.w.static_dims, _winograd_spec(node)
-    args: dict[str, KernelArg] = _geometry(*_axes(op.plain.window(dims), x.shape, node.output.shape))
+    args: dict[str, KernelArg] = _geometry(
+        *_axes(op.plain.window(dims), x.shape, node.output.shape)
+    )
     each = aligned(spec.scratch(target, dims[1]))
     plain = plain_size(dims, 1, op.form, op.width, op.lanes)
     args |= {

@@ -40,7 +40,7 @@ def is_size(value: Any) -> bool:
 def is_known(node: Any) -> bool:
     """Whether a node can be part of one of our graphs."""
     if node.op != "call_function":
-        return node.op != "call_module"
+        return bool(node.op != "call_module")
     value = node.meta.get("val")
     if is_size(value):
         return not isinstance(value, (SymFloat, SymBool))
@@ -251,9 +251,7 @@ class Lowering:
             )  # fmt: skip
         return self.cast(made, expected.dtype)
 
-    def run(
-        self, nodes: Any, sources: Mapping[Any, Source], attributes: Any = None
-    ) -> list[Any]:
+    def run(self, nodes: Any, sources: Mapping[Any, Source], attributes: Any = None) -> list[Any]:
         """Lower all nodes; returns what the output node lists, as values, dims or None."""
         for node in nodes:
             if node.op == "placeholder":
