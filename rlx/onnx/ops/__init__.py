@@ -4,14 +4,17 @@ from importlib import import_module
 
 _GROUPS = (
     "arithmetic",
+    "attention",
     "branches_and_loops",
     "casts",
     "comparisons",
     "constants",
     "convolution",
+    "features",
     "folds",
     "gather_scatter",
     "layout",
+    "linear_models",
     "matrix_products",
     "normalization",
     "pooling",
@@ -25,6 +28,7 @@ _GROUPS = (
     "signals",
     "text",
     "training",
+    "trees",
 )
 
 for _group in _GROUPS:

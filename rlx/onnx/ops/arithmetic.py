@@ -60,7 +60,10 @@ def power(node: Call, a: Array, b: Array) -> Array:
     if a.dtype.is_float:
         return xp.pow(a, b.astype(a.dtype))
     wide = xp.float64
-    return xp.pow(a.astype(wide), b.astype(wide)).astype(a.dtype)
+    found = xp.pow(a.astype(wide), b.astype(wide))
+    whole = xp.round(found)  # what is whole but for rounding is not cut to the number below
+    close = xp.less(xp.abs(found - whole), 1e-12 * xp.abs(whole))
+    return xp.where(close, whole, found).astype(a.dtype)
 
 
 @op("Mod")
@@ -170,7 +173,15 @@ def mish(node: Call, x: Array) -> Array:
     return x * xp.tanh(xp.softplus(x))
 
 
-@op("PRelu")
+@op("PRelu", since=6)
+def prelu_6(node: Call, x: Array, slope: Array) -> Array:
+    """The slopes of a vector are those of channels."""
+    if slope.ndim == 1 and x.ndim > 2 and slope.shape[0] != 1:
+        slope = xp.reshape(slope, (-1, *[1] * (x.ndim - 2)))
+    return prelu(node, x, slope)
+
+
+@op("PRelu", since=7)
 def prelu(node: Call, x: Array, slope: Array) -> Array:
     return xp.where(xp.less(x, 0), x * slope, x)
 

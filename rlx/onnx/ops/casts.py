@@ -50,7 +50,7 @@ def converted(node: Call, x: Any, to: np.dtype[Any]) -> Any:
     if not plain or small:
         if not isinstance(x, Known) and node.traced:
             raise NeedsValueError(x, on_host=True)
-        return on_host(node, elements_of(x), to)
+        return Known(on_host(node, elements_of(x), to))
     return _on_device(x.array() if isinstance(x, Known) else x, to)
 
 
@@ -147,9 +147,10 @@ def bit_cast(node: Call, x: Any) -> Any:
     if not isinstance(x, Known) and node.traced:
         raise NeedsValueError(x, on_host=True)
     data, to = elements_of(x), node.element_type("to")
+    flat = np.ascontiguousarray(data).reshape(-1)
     if "b" in (data.dtype.kind, to.kind):
-        return data.view(np.uint8).view(to)
-    return np.ascontiguousarray(data).view(to)
+        flat = flat.view(np.uint8)
+    return flat.view(to).reshape(data.shape)
 
 
 __all__ = ["converted"]

@@ -129,7 +129,9 @@ def _transposed_pads(
     low, high = [], []
     for n, s, span, more, size in zip(sizes, strides, spans, extra, target, strict=True):
         total = (int(n) - 1) * s + span + more - size
-        if how != "SAME_UPPER" and how != "NOTSET":
+        if total < 0:  # what is missing is behind
+            first = 0
+        elif how != "SAME_UPPER" and how != "NOTSET":
             first = total - total // 2
         else:
             first = total // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rlx.numpy.trace import Size
 from rlx.onnx.call import Call
 from rlx.onnx.graph_ops import graph_op
 from rlx.onnx.table import op
+from rlx.onnx.values import elements_of, type_of
 
 
 @op("Gather")
@@ -160,20 +162,21 @@ def trilu(node: Call, x: Array, k: Any = None) -> Array:
     return (xp.triu if node.int("upper", 1) else xp.tril)(x, k=shift)
 
 
-@op("Range", known=(0, 1, 2))
+@op("Range", raw=True)
 def arange(node: Call, start: Any, limit: Any, delta: Any) -> Any:
-    first, last, step = (np.reshape(x, -1)[0] for x in (start, limit, delta))
-    dtype = next((x.dtype for x in (start, limit, delta) if x.dtype != object), np.dtype(np.int64))
-    if all(x.dtype != object for x in (start, limit, delta)):
-        if step == 0:
-            raise node.fault("a step of 0")
-        count = max(int(np.ceil((float(last) - float(first)) / float(step))), 0)
-        if count >= 2**31:
-            raise node.fault("too many elements", got=count)
-        index = xp.arange(count, dtype=dtype if dtype.kind in "iu" else xp.float64)
-        one = index * (int(step) if dtype.kind in "iu" else float(step))
-        return (one + (int(first) if dtype.kind in "iu" else float(first))).astype(DType.of(dtype))
-    return xp.arange(_size(first), _size(last), int(step)).astype(DType.of(dtype))
+    dtype = type_of(start)
+    first, last, step = (np.reshape(elements_of(x), -1)[0] for x in (start, limit, delta))
+    if not isinstance(step, Size) and step == 0:
+        raise node.fault("a step of 0")
+    if any(isinstance(x, Size) for x in (first, last, step)):
+        return xp.arange(_size(first), _size(last), _size(step)).astype(DType.of(dtype))
+    whole = dtype.kind in "iu"
+    exact: Any = int if whole else float
+    count = max(math.ceil((float(last) - float(first)) / float(step)), 0)
+    if count >= 2**31:
+        raise node.fault("too many elements", got=count)
+    index = xp.arange(count, dtype=dtype if whole else xp.float64)
+    return (index * exact(step) + exact(first)).astype(DType.of(dtype))
 
 
 def _size(x: Any) -> Any:

@@ -284,5 +284,6 @@ def space_to_depth(node: Call, x: Array) -> Array:
     block = node.int("blocksize")
     batch, channels, height, width = x.shape
     parts = xp.reshape(x, (batch, channels, height // block, block, width // block, block))
-    made = xp.permute_dims(parts, (0, 3, 5, 1, 2, 4))
+    order = (0, 3, 5, 1, 2, 4) if node.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    made = xp.permute_dims(parts, order)
     return xp.reshape(made, (batch, channels * block**2, height // block, width // block))

@@ -74,6 +74,27 @@ def taps(x: Array, window: Window, value: Any, outside: Any = None) -> Iterator[
         yield wide[tuple(key)]
 
 
+def _axis_by_axis(combine: Any, x: Array, window: Window, value: Any) -> Any:
+    """Windows folded along one axis after the other."""
+    rank = len(window.kernel)
+    for axis in range(rank):
+
+        def one(given: Any, nothing: Any, axis: int = axis) -> list[Any]:
+            return [n if i == axis else nothing for i, n in enumerate(given)]
+
+        part = Window(
+            tuple(one(window.kernel, 1)), tuple(one(window.strides, 1)),
+            tuple(one(window.dilations, 1)), one(window.low, 0), one(window.high, 0),
+            [n if i == axis else x.shape[i + 2] for i, n in enumerate(window.counts)],
+            one(window.more, 0),
+        )  # fmt: skip
+        made: Any = None
+        for tap in taps(x, part, value):
+            made = tap if made is None else combine(made, tap)
+        x = made
+    return x
+
+
 def _padded(x: Array, low: list[Any], high: list[Any], value: Any) -> Array:
     from rlx.numpy.trace import Size
 
@@ -97,16 +118,11 @@ def average_pool(node: Call, x: Array) -> Array:
             "avg_pool", x, kernel=window.kernel, stride=tuple(window.strides),
             padding=(*window.low, *window.high), count_include_pad=counted,
         )  # fmt: skip
-    total: Any = None
-    for tap in taps(x, window, 0.0):
-        total = tap if total is None else total + tap
+    total = _axis_by_axis(xp.add, x, window, 0.0)
     ones = xp.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
-    number: Any = None
     padded = _padded(ones, window.low, window.high, 1.0) if counted else ones
     plain = window._replace(low=[0] * len(window.low), high=[0] * len(window.high))
-    for tap in taps(padded, plain if counted else window, 0.0):
-        number = tap if number is None else number + tap
-    return total / number  # type: ignore[no-any-return]
+    return total / _axis_by_axis(xp.add, padded, plain if counted else window, 0.0)
 
 
 @op("MaxPool")
@@ -119,10 +135,7 @@ def max_pool(node: Call, x: Array) -> Any:
         )  # fmt: skip
     lowest = -np.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
     if not node.wants(1):
-        best: Any = None
-        for tap in taps(x, window, lowest):
-            best = tap if best is None else xp.maximum(best, tap)
-        return best
+        return _axis_by_axis(xp.maximum, x, window, lowest)
     return _with_positions(node, x, window, lowest)
 
 
@@ -157,10 +170,7 @@ def _with_positions(node: Call, x: Array, window: Window, lowest: Any) -> tuple[
 @op("LpPool")
 def lp_pool(node: Call, x: Array) -> Array:
     p, window = node.int("p", 2), window_of(node, x.shape[2:])
-    total: Any = None
-    for tap in taps(xp.pow(xp.abs(x), float(p)), window, 0.0):
-        total = tap if total is None else total + tap
-    return xp.pow(total, 1.0 / p)
+    return xp.pow(_axis_by_axis(xp.add, xp.pow(xp.abs(x), float(p)), window, 0.0), 1.0 / p)
 
 
 @op("GlobalAveragePool")

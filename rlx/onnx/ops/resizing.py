@@ -177,7 +177,7 @@ def _native(x: Array, axes: list[Axis], rule: Rule) -> Array | None:
         return None
     if rule.mode != "linear" or not x.dtype.is_float:
         return None
-    if rule.place == "align_corners":
+    if exact and rule.place == "align_corners":
         return graph_op("resize", x, sizes=sizes, mode="linear", align_corners=True)
     if exact and rule.place in ("half_pixel", "half_pixel_symmetric"):
         return graph_op("resize", x, sizes=sizes, mode="linear")
@@ -230,7 +230,8 @@ def _places(node: Call, lib: Any, axis: Axis, how: str) -> Any:
     if how == "asymmetric":
         return i / scale
     if how == "align_corners":
-        return i * ((n - 1) / lib.maximum(size - 1, lib.asarray(1.0)))
+        last = scale * n - 1  # by the scale, which a whole size may not have
+        return i * ((n - 1) / lib.where(last > 0, last, lib.asarray(1.0)))
     if how == "half_pixel":
         return (i + 0.5) / scale - 0.5
     if how == "pytorch_half_pixel":

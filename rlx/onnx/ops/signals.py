@@ -32,8 +32,7 @@ def _transformed(
     if not 0 <= axis < x.ndim - 1:
         raise node.fault("axis out of range", got=axis)
     kind = x.dtype
-    work = x if kind in (xp.float32, xp.float64) else x.astype(xp.float32)
-    given = _complex(work)
+    given = _complex(x.astype(xp.float64))  # so that zeros of large sums are zeros
     n = length or int(given.shape[axis])
     if one_sided and inverse:
         made = xp.expand_dims(fft.irfft(given, n=length, axis=axis), -1)
