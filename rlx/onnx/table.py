@@ -15,9 +15,10 @@ NumPy arrays for all its tensors and runs between segments. `raw` gets values as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
 
 
 class Row(NamedTuple):
@@ -37,10 +38,10 @@ _ON_KNOWN: dict[tuple[str, str], Function] = {}
 def op(
     *names: str, since: int = 1, domain: str = "", known: tuple[int, ...] = (),
     on_host: bool = False, raw: bool = False,
-) -> Callable[[Function], Function]:  # fmt: skip
+) -> Callable[[F], F]:  # fmt: skip
     """Register a function as these operators, from opset `since` on."""
 
-    def register(function: Function) -> Function:
+    def register(function: F) -> F:
         for name in names:
             rows = _TABLE.setdefault((domain, name), [])
             rows.append(Row(function, since, frozenset(known), on_host, raw))

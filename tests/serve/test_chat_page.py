@@ -110,6 +110,20 @@ def number(text: str, unit: str) -> float:
     return float(found[1])
 
 
+def test_a_message_waits_for_the_list_of_models(open_page: OpenPage) -> None:
+    """It may be sent before the page knows which models there are."""
+    page = open_page(grammar=says("Yes."))
+    held: list[Route] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    page.reload()
+    page.get_by_label("Message").fill("Hi")
+    page.keyboard.press("Enter")
+    expect(page.locator("article.user .body")).to_have_text("Hi")
+    assert page.locator("article.assistant").count() == 0
+    held[0].continue_()
+    expect(page.locator("article.assistant:not(.busy) p")).to_have_text("Yes.")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_a_message_is_answered(open_page: OpenPage, size: Any, scheme: str) -> None:

@@ -25,7 +25,7 @@ def array_feature_extractor(node: Call, x: Data, indices: Data) -> Data:
 
 
 @op("Binarizer", domain=DOMAIN, on_host=True)
-def binarizer(node: Call, x: Data) -> Data:
+def binarizer(node: Call, x: Data) -> Any:
     return (x > node.float("threshold", 0.0)).astype(x.dtype)
 
 

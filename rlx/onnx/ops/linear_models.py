@@ -62,17 +62,17 @@ def linear_classifier(node: Call, x: Data) -> Any:
 # -- support vectors ------------------------------------------------------------------------------
 
 
-def _kernel(node: Call, a: Data, b: Data) -> Data:
+def _kernel(node: Call, a: Data, b: Data) -> Any:
     kind = node.text("kernel_type", "LINEAR")
     gamma, offset, degree = [*_floats(node, "kernel_params"), 0.0, 0.0, 0.0][:3]
     if kind == "RBF":
         squares = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
-        return np.exp(-gamma * squares)  # type: ignore[no-any-return]
+        return np.exp(-gamma * squares)
     product = a @ b.T
     if kind == "LINEAR":
         return product
     if kind == "POLY":
-        return (gamma * product + offset) ** degree  # type: ignore[no-any-return]
+        return (gamma * product + offset) ** degree
     if kind == "SIGMOID":
         return np.tanh(gamma * product + offset)
     raise node.fault("unknown kernel", got=kind, expected="LINEAR, POLY, RBF, SIGMOID")

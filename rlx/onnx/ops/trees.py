@@ -44,7 +44,7 @@ class Forest(NamedTuple):
             at = np.where(inner, np.where(taken, self.yes[here], self.no[here]), at)
         raise node.fault("a tree without an end", got=f"more than {MAX_DEPTH} levels")
 
-    def _answers(self, here: Data, value: Data) -> Data:
+    def _answers(self, here: Data, value: Data) -> Any:
         split, mode = self.split[here], self.mode[here]
         with np.errstate(invalid="ignore"):
             answers = [
@@ -181,7 +181,7 @@ def _old_forest(node: Call) -> tuple[Forest, dict[tuple[int, int], int]]:
         return found
 
     order = {m: i for i, m in enumerate(MODES)}
-    first = {}
+    first: dict[int, int] = {}
     for position, tree in enumerate(trees.tolist()):
         first.setdefault(tree, position)
     forest = Forest(

@@ -6,6 +6,7 @@ const CONVERSATION = "rlx.conversation", SETTINGS = "rlx.settings", KEY = "rlx.k
 const KEPT = ["system", "temperature", "tokens", "tools"];
 let talk = [];      // {role, content, reasoning, calls, call, stats}
 let chosen = "";    // the model, which may not be in the list yet
+let listing = null; // the models, while they are asked for
 let running = null; // the AbortController of the answer that is being written
 
 // --- elements
@@ -296,6 +297,7 @@ function take(turn, choice) {
 }
 
 async function answer() {
+  await listing; // a message may be sent before the models are known
   const body = request();
   const turn = { role: "assistant", content: "", model: chosen, times: { began: performance.now(), pieces: 0 } };
   talk.push(turn);
@@ -415,6 +417,6 @@ $("toggle").addEventListener("click", () => showSettings($("toggle").getAttribut
 $("model").addEventListener("change", () => { chosen = $("model").value; remember(); });
 $("settings").addEventListener("input", remember);
 $("options").addEventListener("submit", (event) => event.preventDefault());
-$("key").addEventListener("change", listModels);
+$("key").addEventListener("change", () => { listing = listModels(); });
 restore();
-listModels();
+listing = listModels();
