@@ -120,8 +120,9 @@ def test_a_message_waits_for_the_list_of_models(open_page: OpenPage) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("article.user .body")).to_have_text("Hi")
     assert page.locator("article.assistant").count() == 0
+    assert held
     held[0].continue_()
-    expect(page.locator("article.assistant:not(.busy) p")).to_have_text("Yes.")
+    expect(page.locator("article.assistant:not(.busy) .body")).to_have_text("Yes.")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -297,13 +297,13 @@ function take(turn, choice) {
 }
 
 async function answer() {
+  running = new AbortController();
+  busy(true);
   await listing; // a message may be sent before the models are known
   const body = request();
   const turn = { role: "assistant", content: "", model: chosen, times: { began: performance.now(), pieces: 0 } };
   talk.push(turn);
   follow(() => draw(turn));
-  running = new AbortController();
-  busy(true);
   let usage = null, frame = 0, failed = null;
   const redraw = () => { frame = 0; turn.stats = stats(turn, usage); follow(() => draw(turn)); };
   try {
