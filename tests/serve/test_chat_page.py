@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,9 @@ def test_a_message_waits_for_the_list_of_models(open_page: OpenPage) -> None:
     held: list[Route] = []
     page.route("**/v1/models", lambda route: held.append(route))
     page.reload()
-    page.get_by_label("Message").fill("Hi")
+    message = page.get_by_label("Message")
+    expect(message).to_be_focused()
+    message.fill("Hi")
     page.keyboard.press("Enter")
     expect(page.locator("article.user .body")).to_have_text("Hi")
     assert page.locator("article.assistant").count() == 0
@@ -152,7 +155,18 @@ def test_a_message_is_answered(open_page: OpenPage, size: Any, scheme: str) -> N
     assert page.get_by_label("Temperature").is_visible()
 
 
-def test_an_answer_comes_in_parts_and_stops(open_page: OpenPage, page_server: Any) -> None:
+def test_an_answer_comes_in_parts_and_stops(
+    open_page: OpenPage, page_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_server.post("/v1/completions", {"model": "first", "prompt": "a", "max_tokens": 1})
+    runner = page_server.engine("first").runner
+    run = runner.run
+
+    def slow(scheduled: Any) -> Any:
+        time.sleep(0.005)  # an answer of all tokens takes longer than the test
+        return run(scheduled)
+
+    monkeypatch.setattr(runner, "run", slow)
     page = open_page(logit_bias={str(END): -100}, max_tokens=CONTEXT - 200)
     page.get_by_label("Message").fill("Hi")
     page.get_by_role("button", name="Send").click()
