@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 # folders whose tests compile kernels, start processes or go through thousands of cases
-SLOW = ("browser", "cli", "cuda", "docs", "formats", "fuzz", "kernels", "models", "parity", "serve",
-        "viz")  # fmt: skip
+SLOW = ("browser", "cli", "cuda", "docs", "formats", "fuzz", "importers", "kernels", "models",
+        "parity", "serve", "viz")  # fmt: skip
 QUICK = (
     "kernels/test_builder.py",
     "models/test_generate.py",

@@ -8,7 +8,7 @@ import numpy as np
 
 import rlx.numpy as xp
 from rlx.ir.dtype import f32
-from rlx.ir.quant.scheme import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme, decode
 from rlx.numpy.array import Array
 from rlx.onnx.call import Call
 from rlx.onnx.graph_ops import graph_op
@@ -29,7 +29,8 @@ def matmul_n_bits(
     node: Call, x: Array, packed: Data, scales: Data, zeros: Data | None = None,
     groups: Data | None = None, bias: Array | None = None,
 ) -> Array:  # fmt: skip
-    """x · wᵀ with w in blocks of 4 or 8 bits: the packed rows are ours as they lie."""
+    """x · wᵀ with w in blocks of 4 or 8 bits, which are multiplied as they lie. Activations have
+    8 bits then. Where `accuracy_level` asks for floats, the weights are unpacked."""
     rows, width = node.int("N"), node.int("K")
     bits, block = node.int("bits", 4), node.int("block_size")
     count = -(-width // block)
@@ -39,24 +40,26 @@ def matmul_n_bits(
         raise node.fault("weights do not fit", got=[list(packed.shape), list(scales.shape)])
     if groups is not None and not np.array_equal(groups, np.arange(width) // block):
         raise node.unsupported("columns whose blocks are out of order")
-    codes = np.ascontiguousarray(packed).reshape(rows, -1)
-    scale = Array(np.ascontiguousarray(scales.reshape(rows, count).astype(np.float32)))
+    codes = _signed(np.ascontiguousarray(packed).reshape(rows, -1), bits)
+    scale = np.ascontiguousarray(scales.reshape(rows, count).astype(np.float32))
     offsets = _zero_points(node, zeros, rows, count, bits)
-    operands = [_weight(node, "codes", codes, bits), scale]
-    if offsets is not None:
-        operands.append(_weight(node, "offsets", offsets, bits, packed=False))
+    operands = [codes, scale] if offsets is None else [codes, scale, _signed(offsets, bits)]
     make = QuantScheme.int4 if bits == 4 else QuantScheme.int8
     scheme = make(block, symmetric=offsets is None)
-    wide = x if count * block == width else _padded(x, count * block - width)
-    made = graph_op("dequant_matmul", wide, *operands, scheme=scheme)
+    if node.int("accuracy_level", 0) in (1, 2, 3):
+        weights = decode(scheme, *operands)[:, :width].astype(x.dtype.numpy)
+        made = xp.matmul(x, xp.matrix_transpose(Array(weights)))
+    else:
+        wide = x if count * block == width else _padded(x, count * block - width)
+        made = graph_op("dequant_matmul", wide, *[Array(a) for a in operands], scheme=scheme)
     return made if bias is None else made + bias
 
 
-def _weight(node: Call, what: str, data: Data, bits: int, packed: bool = True) -> Array:
+def _signed(data: Data, bits: int) -> Data:
     """Codes as our schemes have them: 8 bits are signed there."""
     if bits == 8:
-        return Array((data.astype(np.int16) - 128).astype(np.int8))
-    return Array(np.ascontiguousarray(data))
+        return (data.astype(np.int16) - 128).astype(np.int8)
+    return np.ascontiguousarray(data)
 
 
 def _zero_points(node: Call, zeros: Data | None, rows: int, count: int, bits: int) -> Data | None:
