@@ -70,6 +70,7 @@ _HOMES = {
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
+    "rlx.onnx.onnx_model": "OnnxModel",
     "rlx.numpy.mapped_axis": "all_gather axis_index pmax pmean pmin psum",
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",
@@ -87,6 +88,7 @@ _ROOMS = (
     "data",
     "nn",
     "numpy",
+    "onnx",
     "optim",
     "random",
 )  # rooms that users name: `rlx.random.key(0)`

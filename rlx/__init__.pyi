@@ -130,6 +130,7 @@ from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
+from rlx.onnx.onnx_model import OnnxModel as OnnxModel
 from rlx.numpy.mapped_axis import (
     all_gather as all_gather,
     axis_index as axis_index,
@@ -166,6 +167,13 @@ from rlx.numpy.jacobians import hessian as hessian, jacfwd as jacfwd, jacrev as 
 from rlx.numpy.jit import JitFunction as JitFunction, debug as debug, jit as jit
 from rlx.numpy.tree import tree_map as tree_map
 from rlx.numpy.vectorize import vmap as vmap
-from rlx import data as data, nn as nn, numpy as numpy, optim as optim, random as random
+from rlx import (
+    data as data,
+    nn as nn,
+    numpy as numpy,
+    onnx as onnx,
+    optim as optim,
+    random as random,
+)
 
 __version__: str

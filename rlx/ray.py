@@ -310,10 +310,10 @@ class _Generate:
 
 class _Embed:
     def __init__(self, job: _Job) -> None:
-        from rlx.models.load import load
+        from rlx.models.load import load_text_model
 
         self._output, self._settings = job.output, dict(job.settings)
-        self._model: Any = load(job.model, **job.options)
+        self._model: Any = load_text_model(job.model, **job.options)
 
     def __call__(self, texts: list[Any]) -> dict[str, Any]:
         import pyarrow as pa

@@ -377,11 +377,18 @@ class Mirror:
         return self.array
 
 
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+
+
 def map_pages(size: int) -> mmap.mmap:
-    """Pages of the system, huge ones where it has them, to save page table walks."""
+    """Pages of the system, huge ones where it has them, to save page table walks.
+
+    An arena is as large as the bounds of its sizes, most of it never used: it is not reserved, or
+    a process with such arenas could not fork."""
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    pages = mmap.mmap(-1, size, flags=flags)
     with suppress(OSError):  # a kernel built without them
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages

@@ -18,6 +18,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import load_any
+from rlx.cli.onnx_file import Bind, bench_onnx, is_onnx, open_onnx_file, sizes_of
 from rlx.cli.options import Json, Measuring, ModelName, spread
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import UnsupportedError
@@ -109,6 +110,7 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the figures as SVG.")
     ] = None,
+    bind: Bind = None,
     json: Json = False,
     loading: Measuring,
 ) -> None:
@@ -118,6 +120,10 @@ def bench(
     Encoders: batches of texts. GB/s is the size of the weights that a run reads, times runs per
     second.
     """
+    if is_onnx(name):
+        opened = open_onnx_file(name, loading.device or "cpu", loading.threads)
+        bench_onnx(opened, name, sizes_of(bind), tests.repeat, json)
+        return
     peer = against.peer
     if peer is not None and peer not in _PEERS:
         raise typer.BadParameter(f"no peer {peer!r}; there is {', '.join(_PEERS)}")

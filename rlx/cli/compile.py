@@ -10,6 +10,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import find_model
+from rlx.cli.onnx_file import Bind, compile_onnx, is_onnx, open_onnx_file
 from rlx.cli.options import Json, Loading, Quant, RequiredModel, spread
 from rlx.cli.programs import split_variant
 from rlx.errors import OptionError
@@ -70,6 +71,7 @@ def compile_(
     weights: Annotated[
         bool, typer.Option("--weights", help="Add the prepacked weights.")
     ] = False,
+    bind: Bind = None,
     json: Json = False,
     loading: Loading,
 ) -> None:  # fmt: skip
@@ -78,6 +80,10 @@ def compile_(
     Ship it with the model: `rlx run MODEL --artifact FILE` (or chat, embed, profile, bench) then
     compiles nothing. Context, KV cache type and quantisation are fixed in the bundle.
     """
+    if is_onnx(model):
+        opened = open_onnx_file(model, loading.device, loading.threads)
+        compile_onnx(opened, out, bind, json)
+        return
     from rlx.models.compile import compile_model
 
     path = find_model(model)

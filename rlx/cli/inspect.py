@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
+from rlx.cli.onnx_file import (
+    inspect_onnx,
+    is_onnx,
+    open_onnx_file,
+    sizes_of,
+    write_onnx_report,
+)
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
 from rlx.runtime.stages import STAGES, Stages
@@ -130,7 +137,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="MODEL_OR_FILE",
-            help="A model, or IR that was written with -o or rlx.ir.serial.save.",
+            help="A model, an ONNX file, or IR that was written with -o or rlx.ir.serial.save.",
             autocompletion=model_names,
         ),
     ],
@@ -152,6 +159,9 @@ def inspect(
             require_other_file(written, Path(name))
     if html is not None and wanted != Wanted():
         raise typer.BadParameter("--html is a report on everything, and goes without a stage")
+    if is_onnx(name):
+        _inspect_onnx(name, html, wanted, sizes, loading)
+        return
     subject = open_subject(name, loading.context, loading.kv)
     symbolic = wanted.stage in ("hir", "mir") and not sizes.asked
     stages = _stages(subject, sizes, symbolic, wanted.block, loading)
@@ -171,6 +181,19 @@ def inspect(
         return
     console.facts([(_label(key), _shown(v)) for key, v in summary.items()])
     wanted.deliver(f"\n{stages.result.explain()}\n")
+
+
+def _inspect_onnx(
+    name: str, html: Path | None, wanted: Wanted, sizes: Sizes, loading: Loading
+) -> None:
+    if wanted.after or wanted.diff or wanted.block or sizes.variant:
+        raise typer.BadParameter("of an ONNX file only --stage, --bind and --html are shown")
+    model = open_onnx_file(name, loading.device, loading.threads)
+    chosen = sizes_of(sizes.bind)
+    if html is not None:
+        write_onnx_report(model, html, chosen)
+    else:
+        wanted.deliver(inspect_onnx(model, wanted.stage, chosen, wanted.json))
 
 
 def _stages(subject: Subject, sizes: Sizes, symbolic: bool, block: str, loading: Loading) -> Stages:

@@ -73,9 +73,9 @@ def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
     if asked.get("draft"):
         asked["draft"] = find_model(asked["draft"])
     with console.working(f"loading {name}"):
-        from rlx.models.load import load
+        from rlx.models.load import load_text_model
 
-        return load(path, **asked, progress=console.stages())
+        return load_text_model(path, **asked, progress=console.stages())
 
 
 def load_model(name: str, loading: Loading) -> LanguageModel:
@@ -103,9 +103,9 @@ def load_embedder(
     path = find_model(name)
     with console.working(f"loading {name}"):
         from rlx.models.encoder_model import EncoderModel
-        from rlx.models.load import load
+        from rlx.models.load import load_text_model
 
-        model = load(
+        model = load_text_model(
             path, device=device, threads=threads, quant=quant, artifact=artifact,
             progress=console.stages(),
         )  # fmt: skip

@@ -11,13 +11,15 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import load_any
+from rlx.cli.onnx_file import Bind, is_onnx, open_onnx_file, profile_onnx, sizes_of
 from rlx.cli.options import BatchSize, Json, ModelName, PromptTokens, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from rlx.backends.timing import Profile
     from rlx.models.benchmark import Recorded
 
-_HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
+HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
 
 
 @spread
@@ -40,6 +42,7 @@ def profile(
             help="Write a timeline of the workers, for ui.perfetto.dev or chrome://tracing.",
         ),
     ] = None,
+    bind: Bind = None,
     json: Json = False,
     loading: Running,
 ) -> None:
@@ -48,6 +51,10 @@ def profile(
     Language models: the prompt (prefill) and a token after it (decode). Encoders: a batch of
     texts. Bytes and flops are those that the ops need; reads from a CPU cache count too.
     """
+    if is_onnx(name):
+        opened = open_onnx_file(name, loading.device or "cpu", loading.threads)
+        profile_onnx(opened, name, sizes_of(bind), json)
+        return
     from rlx.models.benchmark import profile_model
 
     with load_any(name, loading) as model, console.working("measuring"):
@@ -82,18 +89,23 @@ def _print(found: Mapping[str, Recorded]) -> None:
             f"{recorded.tokens / profile.elapsed:.1f} tokens/s, {workers} workers",
             first=i == 0,
         )
-        total = profile.seconds + profile.waiting
-        rows: list[tuple[object, ...]] = [
-            (
-                k.kernel, k.calls, _time(k.seconds), f"{k.seconds / total:.1%}",
-                f"{k.bytes / 1e6:.2f}", f"{k.gb_per_second:.1f}", f"{k.gflop_per_second:.1f}",
-                k.serves,
-            )
-            for k in profile.by_kernel()
-            if k.calls
-        ]  # fmt: skip
-        waiting = ("at barriers", "", _time(profile.waiting), f"{profile.waiting / total:.1%}")
-        console.table(_HEADER, [*rows, (*waiting, "", "", "", "")], right=" ".join(_HEADER[1:7]))
+        console.table(HEADER, kernel_rows(profile), right=" ".join(HEADER[1:7]))
+
+
+def kernel_rows(profile: Profile) -> list[tuple[object, ...]]:
+    """A row per kernel, and the time at barriers."""
+    total = profile.seconds + profile.waiting
+    rows: list[tuple[object, ...]] = [
+        (
+            k.kernel, k.calls, _time(k.seconds), f"{k.seconds / total:.1%}",
+            f"{k.bytes / 1e6:.2f}", f"{k.gb_per_second:.1f}", f"{k.gflop_per_second:.1f}",
+            k.serves,
+        )
+        for k in profile.by_kernel()
+        if k.calls
+    ]  # fmt: skip
+    waiting = ("at barriers", "", _time(profile.waiting), f"{profile.waiting / total:.1%}")
+    return [*rows, (*waiting, "", "", "", "")]
 
 
 def _time(seconds: float) -> str:

@@ -20,6 +20,7 @@ from rlx.support.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rlx.models.language_model import LanguageModel
+    from rlx.onnx.onnx_model import OnnxModel
 
 
 def load(
@@ -38,8 +39,9 @@ def load(
     merge: bool = False,
     warm: bool = False,
     progress: Progress | None = None,
-) -> LanguageModel | EncoderModel:
-    """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
+) -> LanguageModel | EncoderModel | OnnxModel:
+    """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue; or
+    any model in an ONNX file, with `device` and `threads`.
 
     `context` limits the tokens of a sequence: what the model was trained for, or 4096 if that is
     less, unless given. `kv` is the element type of the KV cache. `quant`
@@ -56,6 +58,12 @@ def load(
     check_paths(adapters, artifact=artifact, draft=draft)
     check_progress(progress)
     Device.of(device)  # an unknown one is an error now, not with the first token
+    if is_onnx(path_or_name):
+        return _open_onnx(
+            path_or_name, device, threads, context=context, kv=None if kv == "f16" else kv,
+            dtype=dtype, strassen=strassen, artifact=artifact, draft=draft, adapters=adapters,
+            merge=merge, quant=quant,
+        )  # fmt: skip
     path = resolve(path_or_name, progress=progress or silent)
     file = open_model(path)
     bundle = None if artifact is None else ModelBundle.open(Path(artifact))
@@ -80,6 +88,36 @@ def load(
     return loaded
 
 
+def is_onnx(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is that of an ONNX file."""
+    return os.fspath(path).endswith(".onnx")
+
+
+def load_text_model(
+    path_or_name: str | os.PathLike[str], **options: Any
+) -> LanguageModel | EncoderModel:
+    """`load` of what reads text: not of an ONNX file."""
+    if is_onnx(path_or_name):
+        raise OptionError(
+            "not a model of text",
+            where="model",
+            got=os.fspath(path_or_name),
+            expected="a GGUF file, a Hugging Face folder, or a name",
+            hint="rlx.load runs ONNX files",
+        )
+    found: Any = load(path_or_name, **options)
+    return found  # type: ignore[no-any-return]
+
+
+def _open_onnx(
+    path: str | os.PathLike[str], device: str, threads: int | None, **others: Any
+) -> OnnxModel:
+    _refuse(others, "not for ONNX files")
+    from rlx.onnx.onnx_model import OnnxModel
+
+    return OnnxModel(path, device=device, threads=threads)
+
+
 def _refuse(options: dict[str, Any], why: str) -> None:
     for name, given in options.items():
         if given:
@@ -90,7 +128,9 @@ def _draft(
     path: str | os.PathLike[str], device: str, context: int | None, threads: int | None, kv: str,
     progress: Progress | None,
 ) -> LanguageModel:  # fmt: skip
-    found = load(path, device=device, context=context, threads=threads, kv=kv, progress=progress)
+    found = load_text_model(
+        path, device=device, context=context, threads=threads, kv=kv, progress=progress
+    )
     if isinstance(found, EncoderModel):
         raise OptionError("not a language model", where="draft", got=str(path))
     return found

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +26,11 @@ from rlx.formats.onnx import (
 )
 from rlx.ir.graph import Graph
 from rlx.numpy.array import Array
+from rlx.onnx.compiled_file import write_compiled
+from rlx.onnx.example_inputs import example_inputs
 from rlx.onnx.interpreter import Scope
 from rlx.onnx.program import Program
+from rlx.onnx.run_parts import profiles_of, stage_text
 from rlx.onnx.schema_functions import has_body
 from rlx.onnx.table import find
 from rlx.onnx.values import Data
@@ -34,6 +38,9 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.session import Session
 from rlx.specialize.options import CompileOptions
+
+if TYPE_CHECKING:
+    from rlx.backends.timing import Profile
 
 _LOCK = threading.RLock()
 
@@ -107,6 +114,41 @@ class OnnxModel:
             if name not in expected:  # an initializer, which a run may replace
                 raise InputError("a constant of the file", where=name, got="an input")
         return values
+
+    # -- seeing inside ------------------------------------------------------------------------
+
+    def example_inputs(self, **sizes: int) -> dict[str, Data]:
+        """Drawn inputs of the declared types. Dimensions that the file leaves open are 1, or what
+        `sizes` says by their names, or as "input:axis"."""
+        return example_inputs(self.inputs, sizes)
+
+    def inspect(
+        self, stage: str = "mir", inputs: Mapping[str, Any] | None = None, **sizes: int
+    ) -> str:
+        """The model at a stage of the compiler, for inputs or sizes: "mir" (the graph, sizes
+        symbolic), "lir" (optimised, with its memory plan), "program", "llvm" or "asm"."""
+        with _LOCK:
+            return stage_text(self, self._examples(inputs, sizes), stage)
+
+    def profile(self, inputs: Mapping[str, Any] | None = None, **sizes: int) -> dict[str, Profile]:
+        """Time, GB/s and GFLOP/s of every kernel, by segment; most models are one."""
+        with _LOCK:
+            return profiles_of(self, self._examples(inputs, sizes))
+
+    def compile(self, path: str | os.PathLike[str], *calls: Mapping[str, Any]) -> Path:
+        """Write code and weights for `rlx.onnx.load_compiled`, which needs no compiler. Each call
+        has inputs by name, or sizes: `compile("m.rlx", {"batch": 1}, {"batch": 8})`."""
+        given = [
+            self._examples({}, call) if all(isinstance(n, int) for n in call.values())
+            else self._examples(call, {}) for call in calls or [{}]
+        ]  # fmt: skip
+        with _LOCK:
+            return write_compiled(self, path, given)
+
+    def _examples(
+        self, inputs: Mapping[str, Any] | None, sizes: Mapping[str, int]
+    ) -> dict[str, Any]:
+        return self._checked(inputs or example_inputs(self.inputs, sizes))
 
     # -- what programs need ---------------------------------------------------------------------
 

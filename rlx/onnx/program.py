@@ -14,6 +14,7 @@ import numpy as np
 from rlx.formats.onnx import Argument, OnnxGraph, OnnxNode, bodies_of
 from rlx.numpy.array import Array
 from rlx.onnx.interpreter import Interpreter, Scope, constants_of
+from rlx.onnx.run_parts import Part
 from rlx.onnx.segment import Segment
 from rlx.onnx.values import Known
 
@@ -65,22 +66,28 @@ class Program:
             found = self._symbols[name] = clean
         return found
 
-    def run(self, given: Mapping[str, Any]) -> list[Any]:
-        """The outputs for these inputs, and values of graphs around this one."""
+    def run(self, given: Mapping[str, Any], watch: list[Part] | None = None) -> list[Any]:
+        """The outputs for these inputs, and values of graphs around this one. The pieces of the run
+        are added to `watch`."""
         values = dict(given)
         position = 0
         while position < len(self.nodes):
             if position in self.on_host:
                 self._run_on_host(position, values)
+                if watch is not None:
+                    watch.append(Part(str(self.nodes[position])))
                 position += 1
                 continue
             values = self.used_after(position, values)
             segment = self.segments.get(position)
             if segment is None:
                 segment = self.segments[position] = Segment(self, position)
-            results, end = segment.run(values)
-            values.update(results)
-            position = end
+            traced, sizes, leaves = segment.find(values)
+            values.update(traced.run(leaves.arrays, sizes))
+            if watch is not None and traced.graph is not None:
+                title = f"nodes {position} to {traced.end - 1}"
+                watch.append(Part(title, traced, sizes, tuple(leaves.arrays)))
+            position = traced.end
         return [self._output(name, values) for name in self.outputs]
 
     def _output(self, name: str, values: Mapping[str, Any]) -> Any:

@@ -22,7 +22,14 @@ from rlx.numpy.guard import Guard
 from rlx.numpy.trace import Size, Trace, make_size
 from rlx.numpy.written_attention import sizes_to_fix
 from rlx.onnx.interpreter import Interpreter, Scope
-from rlx.onnx.values import Data, Host, Known, NeedsValueError, is_number_type
+from rlx.onnx.values import (
+    Data,
+    Host,
+    Known,
+    NeedsValueError,
+    evaluated_sizes,
+    is_number_type,
+)
 from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:
@@ -70,8 +77,9 @@ class Traced:
     def __init__(
         self, shapes: Sequence[Shape], sizes: Sequence[str], guards: Sequence[Guard],
         quotients: Mapping[str, Dim], compiled: CompiledGraph | None, graph: Graph | None,
-        results: Mapping[str, Any], end: int,
+        results: Mapping[str, Any], end: int, names: Sequence[str], params: Mapping[str, Data],
     ) -> None:  # fmt: skip
+        self.names, self.params = tuple(names), params  # of the inputs; the constants it holds
         self.shapes, self.size_names, self.guards = tuple(shapes), tuple(sizes), tuple(guards)
         self.quotients, self.compiled, self.graph = dict(quotients), compiled, graph
         self.results, self.end = results, end
@@ -110,8 +118,7 @@ def _concrete(result: Any, outputs: Sequence[Data], sizes: Mapping[str, int]) ->
     if isinstance(result, OutputAt):
         return outputs[result.number]
     if isinstance(result, Sizes):
-        numbers = [evaluate(d, sizes) for d in result.dims]
-        return Known(np.array(numbers, result.dtype).reshape(result.shape))
+        return evaluated_sizes(result.dims, result.shape, result.dtype, sizes)
     if isinstance(result, list):
         return [_concrete(x, outputs, sizes) for x in result]
     return result
@@ -168,11 +175,6 @@ class Segment:
         self.known: set[str] = set()
         self._traces: dict[Any, list[Traced]] = {}
         self._exact: dict[Any, tuple[Traced, dict[str, int]]] = {}
-
-    def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The values that later nodes use, and the node before which the segment ends."""
-        traced, sizes, leaves = self.find(values)
-        return traced.run(leaves.arrays, sizes), traced.end
 
     def find(self, values: Mapping[str, Any]) -> tuple[Traced, dict[str, int], _Leaves]:
         """The trace for these values, the sizes of its symbols, and its inputs."""
@@ -327,7 +329,7 @@ class _Tracing:
             compiled = program.model.compile_graph(graph, trace.params)
         return Traced(
             self.shapes, self.size_names, trace.guards, trace.quotients, compiled, graph, results,
-            end,
+            end, self.leaves.names, trace.params,
         )  # fmt: skip
 
     def _leaf(self, value: Any, outputs: list[GraphValue]) -> Any:

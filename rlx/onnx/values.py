@@ -7,13 +7,14 @@ sequence), or None (an optional without a value, an operand that is absent).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from rlx.errors import OptionError, UnsupportedError
 from rlx.formats.onnx import Initializer
+from rlx.ir.dim import Dim, evaluate
 from rlx.ir.dtype import DType
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.manipulation import reshape, stack
@@ -106,6 +107,13 @@ def known_sizes(sizes: Sequence[Any]) -> Known:
     data = np.empty(len(sizes), object)
     data[:] = list(sizes)
     return shrunk(data, np.dtype(np.int64))
+
+
+def evaluated_sizes(
+    dims: Sequence[Dim], shape: tuple[int, ...], dtype: np.dtype[Any], sizes: Mapping[str, int]
+) -> Known:
+    """A tensor of sizes, once they are numbers."""
+    return Known(np.array([evaluate(d, sizes) for d in dims], dtype).reshape(shape))
 
 
 def shape_of(value: Any) -> tuple[Any, ...]:

@@ -96,7 +96,7 @@ def load_served(
     from rlx.formats import open_model
     from rlx.formats.fetch import resolve
     from rlx.models.batch.engine import Engine
-    from rlx.models.load import load
+    from rlx.models.load import load_text_model
     from rlx.models.model_file import is_encoder
 
     path = resolve(spec.path)
@@ -104,7 +104,7 @@ def load_served(
     limits = (most_tokens, default_tokens)
     if is_encoder(open_model(path)):
         asked = {name: options[name] for name in _ENCODER if name in options}
-        return ServedModel(spec.name, None, load(path, **asked), *limits)
+        return ServedModel(spec.name, None, load_text_model(path, **asked), *limits)
     asked = {name: options[name] for name in _LANGUAGE if name in options}
     engine = Engine(path, adapters=[p for _, p in spec.adapters], **asked)
     made = ServedModel(spec.name, engine, None, *limits)

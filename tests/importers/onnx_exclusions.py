@@ -1,7 +1,7 @@
 """Node tests of the `onnx` package that RLX does not pass, each with its reason."""
 
 _RANDOM = "draws random numbers, whose generator ONNX does not fix"
-_ROUNDED = "expects bf16 rounded after every step; sums, softmax and products here are f32 and rounded once"
+_ROUNDED = "expects bf16 rounded after every step; here sums are f32 and rounded once"
 _GRADIENT = "ai.onnx.preview.training.Gradient: gradients of files are taken with rlx.grad"
 _NOISE = "expects the rounding of a transform in f32; this one is f64, its zeros are zeros"
 

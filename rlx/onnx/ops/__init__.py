@@ -4,7 +4,7 @@ from importlib import import_module
 
 _GROUPS = (
     "arithmetic",
-    "attention",
+    "flex_attention",
     "branches_and_loops",
     "cached_attention",
     "casts",
