@@ -59,11 +59,8 @@ def load(
     check_progress(progress)
     Device.of(device)  # an unknown one is an error now, not with the first token
     if is_onnx(path_or_name):
-        return _open_onnx(
-            path_or_name, device, threads, context=context, kv=None if kv == "f16" else kv,
-            dtype=dtype, strassen=strassen, artifact=artifact, draft=draft, adapters=adapters,
-            merge=merge, quant=quant,
-        )  # fmt: skip
+        others = (context, kv != "f16", dtype, quant, strassen, artifact, draft, adapters, merge)
+        return _open_onnx(path_or_name, device, threads, others)
     path = resolve(path_or_name, progress=progress or silent)
     file = open_model(path)
     bundle = None if artifact is None else ModelBundle.open(Path(artifact))
@@ -110,9 +107,13 @@ def load_text_model(
 
 
 def _open_onnx(
-    path: str | os.PathLike[str], device: str, threads: int | None, **others: Any
+    path: str | os.PathLike[str], device: str, threads: int | None, others: tuple[Any, ...]
 ) -> OnnxModel:
-    _refuse(others, "not for ONNX files")
+    if any(others):
+        raise OptionError(
+            "an option that an ONNX file does not have", where=os.fspath(path),
+            expected="device, threads",
+        )  # fmt: skip
     from rlx.onnx.onnx_model import OnnxModel
 
     return OnnxModel(path, device=device, threads=threads)

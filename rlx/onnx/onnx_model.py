@@ -33,7 +33,7 @@ from rlx.onnx.program import Program
 from rlx.onnx.run_parts import profiles_of, stage_text
 from rlx.onnx.schema_functions import has_body
 from rlx.onnx.table import find
-from rlx.onnx.values import Data
+from rlx.onnx.values import Data, constant_name
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.session import Session
@@ -56,6 +56,7 @@ class OnnxModel:
         self.device, self.threads = device, threads
         self.session, self.params = Session(device), ParamStore()
         self._names: dict[int, tuple[Array, str]] = {}
+        self._taken: set[str] = set()
         self._programs: dict[Any, tuple[Any, Program]] = {}
         missing = missing_operators(self)
         if missing:
@@ -164,7 +165,11 @@ class OnnxModel:
         """The name of a constant as a param; the array stays alive."""
         found = self._names.get(id(array))
         if found is None:
-            found = self._names[id(array)] = array, f"p{len(self._names)}"
+            name = constant_name(array) or f"p{len(self._names)}"
+            if name in self._taken:
+                name = f"{name}.{len(self._names)}"
+            self._taken.add(name)
+            found = self._names[id(array)] = array, name
         return found[1]
 
     def program_of(self, body: OnnxGraph, scope: Scope) -> Program:

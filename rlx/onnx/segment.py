@@ -7,12 +7,14 @@ so that another length needs no other code, anything else as constants.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rlx.errors import AttributeValueError, BindingError, ShapeError, UnsupportedError
+from rlx.formats.onnx import OnnxNode
 from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value as GraphValue
@@ -291,7 +293,9 @@ class _Tracing:
         with self.trace.recording():
             while end < len(program.nodes):
                 try:
-                    interpreter.run_node(program.nodes[end], self.scope)
+                    node = program.nodes[end]
+                    with self.trace.graph.block(_block_name(node)):
+                        interpreter.run_node(node, self.scope)
                 except NeedsValueError as need:
                     name = self._input_of(need)
                     if name is not None:
@@ -326,6 +330,8 @@ class _Tracing:
                 trace.fix([trace.resolve(d) for d in dims], "a number for attention", node.origin)
             graph.set_outputs(*outputs, names=[f"y{i}" for i in range(len(outputs))])
             graph = graph.copy()
+            for one in graph.nodes:  # no line of the user's made it
+                one.origin = one.origin._replace(file="", line=0)
             compiled = program.model.compile_graph(graph, trace.params)
         return Traced(
             self.shapes, self.size_names, trace.guards, trace.quotients, compiled, graph, results,
@@ -349,3 +355,9 @@ class _Tracing:
             dims = [x.dim if isinstance(x, Size) else int(x) for x in value.data.reshape(-1)]
             return Sizes(tuple(dims), value.data.shape, value.dtype)
         return value
+
+
+def _block_name(node: OnnxNode) -> str:
+    """Where a node is in the network: exporters write paths as names."""
+    clean = re.sub(r"[^A-Za-z0-9_]+", ".", node.name or node.op_type).strip(".")
+    return clean[:200] or node.op_type

@@ -7,6 +7,7 @@ sequence), or None (an optional without a value, an operand that is absent).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,16 +25,26 @@ Data: TypeAlias = "np.ndarray[Any, Any]"
 Value: TypeAlias = "Array | Known | list[Any] | None"
 
 
+_names: dict[int, tuple[weakref.ref[Array], str]] = {}  # of arrays that are constants
+
+
+def constant_name(array: Array) -> str:
+    """What the file calls a constant, or nothing."""
+    found = _names.get(id(array))
+    return found[1] if found is not None and found[0]() is array else ""
+
+
 class Known:
     """A tensor whose elements are known while a graph is traced: `data` has the elements, of type
     object where some of them are symbolic sizes or strings. `dtype` is the elements' type."""
 
-    __slots__ = ("_array", "data", "dtype", "is_constant")
+    __slots__ = ("_array", "data", "dtype", "is_constant", "name")
 
     def __init__(
-        self, data: Data, dtype: np.dtype[Any] | None = None, is_constant: bool = False
-    ) -> None:
-        self.data, self.is_constant = data, is_constant  # a constant of the file
+        self, data: Data, dtype: np.dtype[Any] | None = None, is_constant: bool = False,
+        name: str = "",
+    ) -> None:  # fmt: skip
+        self.data, self.is_constant, self.name = data, is_constant, name  # a constant of the file
         self.dtype = data.dtype if dtype is None else dtype
         self._array: Array | None = None
 
@@ -52,6 +63,8 @@ class Known:
         if self._array is None:
             require_numbers(self.dtype)
             self._array = Array(np.ascontiguousarray(self.data).reshape(self.data.shape))
+            if self.name:
+                _names[id(self._array)] = weakref.ref(self._array), self.name
         return self._array
 
     def _stacked(self) -> Array:
@@ -149,6 +162,6 @@ def elements_of(value: Any) -> Data:
 def constant_of(made: Initializer) -> Known:
     """A constant of the file, always the same one."""
     if made.reading is None:
-        made.reading = Known(made.array(), made.dtype, is_constant=True)
+        made.reading = Known(made.array(), made.dtype, is_constant=True, name=made.name)
     found: Known = made.reading
     return found
