@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ArrayTypeError, ArrayValueError, InputError, OptionError
+from rlx.errors import (
+    ArrayTypeError,
+    ArrayValueError,
+    AttributeValueError,
+    InputError,
+    OptionError,
+    ShapeError,
+    UnsupportedError,
+)
 from rlx.ir.binding import DimBinding, UpTo
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import DType, bool_, c64, f32, i64, promote
@@ -311,7 +319,15 @@ def _compile_form(build: Build, datas: list[Data], form: Form, options: Any) -> 
 
 
 def _plain_call(build: Build, datas: list[Data], options: Any) -> EagerCall:
-    """The call of an op that looks at shapes: equal sizes share a symbol."""
+    """The call of an op that looks at shapes: equal sizes share a symbol. An op that needs numbers
+    gets them."""
+    try:
+        return _sized_call(build, datas, options, True)
+    except (AttributeValueError, ShapeError, UnsupportedError):
+        return _sized_call(build, datas, options, False)
+
+
+def _sized_call(build: Build, datas: list[Data], options: Any, symbolic: bool) -> EagerCall:
     symbols: dict[int, Dim] = {}
     shapes = []
     for d in datas:
@@ -319,7 +335,7 @@ def _plain_call(build: Build, datas: list[Data], options: Any) -> EagerCall:
         for n in d.shape:
             if n > 1 and n not in symbols:
                 symbols[n] = sym(f"n{len(symbols)}")
-            dims.append(n if n < 2 else symbols[n])
+            dims.append(n if n < 2 or not symbolic else symbols[n])
         shapes.append(Shape(dims, d.dtype))
     key = (build, options, tuple(shapes), current_device())
     found: CompiledGraph | None = _compiled.get(key)

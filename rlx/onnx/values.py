@@ -44,6 +44,8 @@ class Known:
         self, data: Data, dtype: np.dtype[Any] | None = None, is_constant: bool = False,
         name: str = "",
     ) -> None:  # fmt: skip
+        if not isinstance(data, np.ndarray):  # NumPy gives an element of objects as it is
+            data = _scalar(data)
         self.data, self.is_constant, self.name = data, is_constant, name  # a constant of the file
         self.dtype = data.dtype if dtype is None else dtype
         self._array: Array | None = None
@@ -86,6 +88,12 @@ class Host:
 
     def __init__(self, data: Any) -> None:
         self.data = data
+
+
+def _scalar(value: Any) -> Data:
+    made: Data = np.empty((), object)
+    made[()] = value
+    return made
 
 
 def is_number_type(dtype: np.dtype[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rlx.onnx.graph_ops import graph_op
 from rlx.onnx.ops import quantization
 from rlx.onnx.ops.pooling import average_pool
 from rlx.onnx.ops.quantization import product_of_integers, requantized
+from rlx.onnx.ops.recurrent import lstm
 from rlx.onnx.table import op
 from rlx.onnx.values import Data
 
@@ -199,3 +201,22 @@ def quantized_conv(node: Call, *operands: Array) -> Array:
     if node.int("channels_last", 0):
         raise node.unsupported("a quantised convolution with channels last")
     return quantization.qlinear_conv(node, *operands)
+
+
+@op("DynamicQuantizeLSTM", domain=DOMAIN)
+def quantized_lstm(
+    node: Call, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
+    h: Array | None, c: Array | None, peepholes: Array | None, w_scale: Array, w_zero: Array,
+    r_scale: Array, r_zero: Array,
+) -> Any:  # fmt: skip
+    """Weights [directions, inputs, 4 · hidden] of 8 bits. Activations stay floats."""
+    weights = []
+    for codes, scale, zero in ((w, w_scale, w_zero), (r, r_scale, r_zero)):
+        offset = codes.astype(f32) - _of_gates(zero).astype(f32)
+        weights.append(xp.matrix_transpose(offset * _of_gates(scale)))
+    return lstm(node, x, weights[0], weights[1], b, lengths, h, c, peepholes)
+
+
+def _of_gates(x: Array) -> Array:
+    """One number for a direction, or one for each of its columns, against [directions, …, …]."""
+    return xp.reshape(x, (x.shape[0], 1, 1 if x.ndim == 1 else x.shape[1]))
