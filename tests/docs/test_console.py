@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from rlx.cli.app import app
 
 QUICK = ("run", "list", "inspect", "doctor")
-ELSEWHERE = ("model", "folder", "mlp", "tuned")  # that a reader has, or a block wrote
+ELSEWHERE = ("model", "folder", "mlp", "tuned", "net.onnx")  # that a reader has, or a block wrote
 SLOW = ("--html", "--peer")
 
 

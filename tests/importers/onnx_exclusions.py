@@ -2,7 +2,7 @@
 
 _RANDOM = "draws random numbers, whose generator ONNX does not fix"
 _ROUNDED = "expects bf16 rounded after every step; here sums are f32 and rounded once"
-_GRADIENT = "ai.onnx.preview.training.Gradient: gradients of files are taken with rlx.grad"
+_GRADIENT = "takes gradients inside a file; in Python rlx.grad does that"
 _NOISE = "expects the rounding of a transform in f32; this one is f64, its zeros are zeros"
 
 EXCLUDED = {
