@@ -13,7 +13,7 @@ from rlx.formats.onnx import NUMPY_BY_NAME, Argument
 from rlx.onnx.values import Data, is_number_type
 
 USUAL = 1  # the size of a dimension that nobody gave
-MOST_ELEMENTS = 2**31
+MOST_ELEMENTS = 2**28
 
 
 def example_inputs(inputs: Sequence[Argument], sizes: Mapping[str, int]) -> dict[str, Data]:

@@ -25,6 +25,9 @@ from rlx.onnx.table import Row, find, find_on_known
 from rlx.onnx.values import Host, Known, NeedsValueError, Value, constant_of, elements_of
 
 MAX_DEPTH = 64  # of functions and bodies inside each other
+_MISFITS = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError
+)  # fmt: skip
 MAX_KNOWN = 2**16  # elements of what is computed while tracing
 
 
@@ -68,6 +71,11 @@ class Interpreter:
     def run_node(self, node: OnnxNode, scope: Scope) -> None:
         operands = [scope.get(name) if name else None for name in node.inputs]
         results = self.call(node, operands, scope)
+        if any(node.outputs[len(results) :]):
+            raise FormatError(
+                "a result that the operator does not have", where=str(node),
+                got=f"{len(node.outputs)} outputs", expected=f"at most {len(results)}",
+            )  # fmt: skip
         scope.values.update(zip(node.outputs, results, strict=False))
 
     def call(self, node: OnnxNode, operands: list[Any], scope: Scope) -> Sequence[Any]:
@@ -84,10 +92,16 @@ class Interpreter:
             if row is None:
                 function = schema_functions.body_of(node, attributes, operands, opset)
                 return self.run_function(function, operands, attributes, scope)
+            row.check(node, operands)
             call = Call(node, attributes, scope, self)
             return self._call_row(row, call, operands)
         except RlxError as error:
             raise error.located(str(node)) from None
+        except _MISFITS as error:  # of Python or NumPy, on what only a damaged file says
+            raise FormatError(
+                "operands or attributes that do not fit the operator", where=str(node),
+                got=f"{type(error).__name__}: {error!s:.200}",
+            ) from error  # fmt: skip
 
     def _call_row(self, row: Row, call: Call, operands: list[Any]) -> Sequence[Any]:
         count = max(call.num_outputs, 1)

@@ -14,8 +14,14 @@ NumPy arrays for all its tensors and runs between segments. `raw` gets values as
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from rlx.errors import FormatError
+
+if TYPE_CHECKING:
+    from rlx.formats.onnx import OnnxNode
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -29,6 +35,18 @@ class Row(NamedTuple):
     known: frozenset[int]
     on_host: bool
     raw: bool
+    required: int  # operands that must be there
+    most: int | None  # operands that it takes at most
+
+    def check(self, node: OnnxNode, operands: Sequence[Any]) -> None:
+        """Refuse a node with too few operands, or too many."""
+        given = len(operands)
+        missing = [i for i in range(self.required) if i >= given or operands[i] is None]
+        if missing or (self.most is not None and given > self.most):
+            raise FormatError(
+                f"operand {missing[0]} is missing" if missing else "too many operands",
+                where=str(node), got=given, expected=self.required if missing else self.most,
+            )  # fmt: skip
 
 
 _TABLE: dict[tuple[str, str], list[Row]] = {}
@@ -44,11 +62,22 @@ def op(
     def register(function: F) -> F:
         for name in names:
             rows = _TABLE.setdefault((domain, name), [])
-            rows.append(Row(function, since, frozenset(known), on_host, raw))
+            rows.append(Row(function, since, frozenset(known), on_host, raw, *_operands(function)))
             rows.sort(key=lambda row: row.since)
         return function
 
     return register
+
+
+def _operands(function: Function) -> tuple[int, int | None]:
+    """The operands that a function of the table requires, and those it takes at most."""
+    given = list(inspect.signature(function).parameters.values())[1:]  # after the node
+    required = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+    if any("None" in str(p.annotation) and p.default is p.empty for p in given):
+        # an operand that may be absent although others stand behind it
+        required = next(i for i, p in enumerate(given) if "None" in str(p.annotation))
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in given)
+    return required, None if variadic else len(given)
 
 
 def on_known(*names: str, domain: str = "") -> Callable[[Function], Function]:

@@ -21,6 +21,7 @@ from rlx.onnx.values import Known, NeedsValueError, elements_of, shape_of
 
 MOST_UNROLLED = 64
 MOST_ITERATIONS = 2**31
+MOST_NUMBERED = 2**20  # iterations whose numbers are an array
 
 
 class _NotNativeError(Exception):
@@ -59,7 +60,7 @@ def if_(node: Call, condition: Any) -> Any:
 
 
 @op("Loop", raw=True)
-def loop(node: Call, most: Any, condition: Any, *state: Any) -> Any:
+def loop(node: Call, most: Any | None, condition: Any | None, *state: Any) -> Any:
     body = node.graph("body")
     if node.traced:
         return _native(node, lambda: _traced_loop(node, body, most, condition, list(state)))
@@ -95,7 +96,8 @@ def _traced_loop(node: Call, body: OnnxGraph, most: Any, condition: Any, state: 
     count = _count(most)
     if always and type(count) is int and count <= MOST_UNROLLED and _is_dynamic(state):
         return _unrolled(node, body, count, state)
-    if always and count is not None:
+    plain = count is not None and (isinstance(count, Size) or count <= MOST_NUMBERED)
+    if always and plain:
         try:
             return _counted(node, body, count, state)
         except _NotNativeError:
@@ -222,7 +224,7 @@ def _host_scan(node: Call, body: OnnxGraph, state: list[Any], xs: list[Any]) -> 
 
 
 @op("Scan", since=8, raw=True)
-def scan_8(node: Call, lengths: Any, *operands: Any) -> Any:
+def scan_8(node: Call, lengths: Any | None, *operands: Any) -> Any:
     """The first version: every operand has a batch axis before the scanned one."""
     body, count = node.graph("body"), node.int("num_scan_inputs")
     if lengths is not None:
