@@ -62,6 +62,9 @@ def if_(node: Call, condition: Any) -> Any:
 @op("Loop", raw=True)
 def loop(node: Call, most: Any | None, condition: Any | None, *state: Any) -> Any:
     body = node.graph("body")
+    count = _count(most)
+    if type(count) is int and count > MOST_ITERATIONS and _goes_on(body):
+        raise node.fault("a loop that does not end", got=count, expected=f"≤ {MOST_ITERATIONS}")
     if node.traced:
         return _native(node, lambda: _traced_loop(node, body, most, condition, list(state)))
     limit = MOST_ITERATIONS if most is None else int(elements_of(most).reshape(-1)[0])
@@ -106,6 +109,18 @@ def _traced_loop(node: Call, body: OnnxGraph, most: Any, condition: Any, state: 
     if body.outputs[1 + len(state) :]:
         raise _NotNativeError
     return _while(node, body, most, condition, state)
+
+
+def _goes_on(body: OnnxGraph) -> bool:
+    """Whether the condition that a body gives is the one it got."""
+    makers = {name: node for node in body.nodes for name in node.outputs}
+    name = body.outputs[0].name
+    for _ in body.nodes:
+        node = makers.get(name)
+        if node is None or node.op_type != "Identity":
+            break
+        name = node.inputs[0]
+    return len(body.inputs) > 1 and name == body.inputs[1].name
 
 
 def _count(most: Any) -> Any:
