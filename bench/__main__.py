@@ -13,7 +13,7 @@ from pathlib import Path
 import bench
 from bench.instruction_set import hold_peers
 
-_ALIASES = {"qmatmul": "qgemm"}
+_ALIASES = {"qmatmul": "qgemm", "import": "import_models"}
 _NO_BARS = {"mca"}  # figures without a peer: not part of `all`
 _HELPERS = {
     "__main__", "common", "instruction_set", "peers", "qwen3", "random_model", "results",

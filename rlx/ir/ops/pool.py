@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
-from rlx.ir.dim import Dim
+from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType, f64, i64
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import cast, compute, require_float, rounded, size_value, wide
@@ -29,6 +29,9 @@ from rlx.ir.shape import Shape
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.ir.node import Value
+
+
+_MOST_REPEATED = 16
 
 
 class _Pool(Op):
@@ -133,6 +136,28 @@ def _nearest(g: Graph, x: Value, axis: int, size: Dim) -> Any:
     return g.gather(x, g.floor_div(g.mul(index, n), count), axis=axis)
 
 
+def _whole_factors(dims: Sequence[Dim], sizes: Sequence[Dim]) -> list[int]:
+    """How often the elements of each axis stand in the result, if whole times; else nothing."""
+    found = []
+    for n, size in zip(dims, sizes, strict=False):
+        factor = next((k for k in range(1, _MOST_REPEATED + 1) if same(n * k, size)), 0)
+        if not factor or n == 0:
+            return []
+        found.append(factor)
+    return found
+
+
+def _repeated(g: Graph, x: Value, first: int, factors: Sequence[int]) -> Any:
+    """Every element of the axes from `first` on `factor` times."""
+    lead, rest = list(x.shape.dims[:first]), list(x.shape.dims[first + len(factors) :])
+    dims = x.shape.dims[first : first + len(factors)]
+    narrow = [d for n in dims for d in (n, 1)]
+    wide = [d for n, k in zip(dims, factors, strict=True) for d in (n, k)]
+    y = g.expand(g.reshape(x, shape=(*lead, *narrow, *rest)), shape=(*lead, *wide, *rest))
+    sizes = [n * k for n, k in zip(dims, factors, strict=True)]
+    return g.reshape(y, shape=(*lead, *sizes, *rest))
+
+
 @op("resize")
 class Resize(Op):
     """Spatial axes brought to `sizes`.
@@ -192,6 +217,8 @@ class Resize(Op):
     def decompose_at(self, g: Graph, x: Value, first: int) -> Any:
         """The decomposition for spatial axes that begin at axis `first`."""
         nearest = self.mode == "nearest"
+        if nearest and (factors := _whole_factors(x.shape.dims[first:], self.sizes)):
+            return _repeated(g, x, first, factors)
         y = x if nearest else wide(g, x)
         for axis, size in enumerate(self.sizes, start=first):
             y = _nearest(g, y, axis, size) if nearest else self._linear(g, y, axis, size)

@@ -20,6 +20,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.ir.ops.activation import activation_ops, is_default
+from rlx.ir.ops.conv import Conv
 from rlx.ir.shape import normalize_axis
 from rlx.llvm.nest.elements import can_activate
 from rlx.llvm.target import Target
@@ -27,7 +28,7 @@ from rlx.passes.rewrite import GONE, Editor
 from rlx.passes.simplify import dce
 from rlx.support.records import dataclass
 
-_WINOGRAD_CHANNELS, _WINOGRAD_SIZE = 32, 7
+_WINOGRAD_CHANNELS, _WINOGRAD_SIZE = 24, 7
 _FEW_CHANNELS = 4  # such images are padded first: a row of taps is then contiguous
 
 
@@ -344,7 +345,7 @@ class _Layout:
         self.finish(node, lambda: op.decompose_at(self.graph, twin, 1))
 
     def _conv_transpose(self, node: Node) -> None:
-        """Kernels that do not overlap: a matmul of pixels and filters, whose columns are pixels."""
+        """Kernels that do not overlap: a 1×1 convolution, its channels pixels of the result."""
         g, op = self.graph, node.op
         x, w, *bias = node.inputs
         record: Any = op
@@ -355,12 +356,15 @@ class _Layout:
         twin = self.to_last(x, 4)
 
         def build() -> Value:
-            columns = g.reshape(g.transpose(w, axes=(0, 2, 3, 1)), shape=(c, down * right * out))
-            y = g.matmul(g.reshape(twin, shape=(batch * height * width, c)), columns)
+            count = down * right * out
+            filters = g.reshape(g.transpose(w, axes=(2, 3, 1, 0)), shape=(count, c, 1, 1))
+            each = None
+            if bias:
+                each = g.reshape(g.expand(bias[0], shape=(down * right, out)), shape=(count,))
+            y = self._build(_Made(twin, filters, each, None, Conv(stride=(1, 1))))
             y = g.reshape(y, shape=(batch, height, width, down, right, out))
             y = g.transpose(y, axes=(0, 1, 3, 2, 4, 5))
-            y = g.reshape(y, shape=(batch, height * down, width * right, out))
-            made: Value = g.add(y, bias[0]) if bias else y
+            made: Value = g.reshape(y, shape=(batch, height * down, width * right, out))
             return made
 
         self.finish(node, build)

@@ -1,0 +1,203 @@
+"""One engine on ONNX files, behind a pipe: RLX, ONNX Runtime, OpenVINO or torch.compile.
+
+Run with the engine's name, the number of threads and a folder for files. Commands: {"do": "export",
+"net": name}; {"do": "open", "net": name, "batch": b} answers with the seconds until the first
+result; {"do": "time", "repeat": n}; {"do": "result", "step": s}; {"do": "memory"} answers with the
+peak so far. RLX runs in the bench's own Python. BENCH_PEER_ISA=avx2 in the environment holds ONNX
+Runtime to AVX2.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ENGINE, THREADS, WORK = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+VISION = {"resnet50": 224, "mobilenet_v3_large": 224, "vit_b_16": 224}
+PACKAGED = {
+    "rapidocr_det": ("rapidocr", "models/PP-OCRv6_det_small.onnx", (3, 640, 640)),
+    "rapidocr_rec": ("rapidocr", "models/PP-OCRv6_rec_small.onnx", (3, 48, 320)),
+    "silero_vad": ("silero_vad", "data/silero_vad_16k_op15.onnx", (576,)),
+}
+NETS = (*VISION, *PACKAGED)
+
+
+def vision(net: str) -> Any:
+    """A network of torchvision with random weights, the same in every process."""
+    import torch
+
+    if torch.__version__.endswith("+cpu") and "torchvision" not in sys.modules:
+        # a torchvision that is built for GPUs does not load its operators beside this torch; none
+        # of these networks uses them, but its import asks for some
+        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", schema)
+    import torchvision
+
+    torch.manual_seed(0)
+    model = getattr(torchvision.models, net)(weights=None).eval()
+    if net == "vit_b_16":  # which begins with a head of zeros
+        torch.nn.init.normal_(model.heads.head.weight, std=0.02)
+    for module in model.modules():  # statistics as after training: 1 and 0 would fold away
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.1, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    return model
+
+
+def file_of(net: str) -> Path:
+    """The ONNX file: of a package, or exported with a dynamic batch."""
+    path = WORK / f"{net}.onnx"
+    if path.exists():
+        return path
+    if net in PACKAGED:
+        package, inside, _ = PACKAGED[net]
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            raise SystemExit(f"No module named {package!r}")
+        path.write_bytes((Path(spec.origin).parent / inside).read_bytes())
+        if net == "silero_vad":  # OpenVINO does not read the plain file; the package has one for it
+            own = Path(spec.origin).parent / "data" / "silero_vad_openvino_16k.onnx"
+            (WORK / "silero_vad.openvino.onnx").write_bytes(own.read_bytes())
+        return path
+    import torch
+
+    x = torch.zeros(2, 3, VISION[net], VISION[net])
+    torch.onnx.export(
+        vision(net), (x,), str(path), input_names=["x"], output_names=["y"], dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False, verbose=False,
+    )  # fmt: skip
+    return path
+
+
+def inputs_of(net: str, batch: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    if net == "silero_vad":
+        return {
+            "input": rng.normal(size=(batch, 576)).astype(np.float32) * 0.1,
+            "state": np.zeros((2, batch, 128), np.float32), "sr": np.array(16000, np.int64),
+        }  # fmt: skip
+    shape = (3, VISION[net], VISION[net]) if net in VISION else PACKAGED[net][2]
+    return {"x": rng.normal(size=(batch, *shape)).astype(np.float32)}
+
+
+Run = Callable[[dict[str, np.ndarray]], Any]
+
+
+def onnxruntime(net: str) -> Run:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    session = ort.InferenceSession(
+        str(WORK / f"{net}.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda given: session.run(None, given)
+
+
+def openvino(net: str) -> Run:
+    """In f32: by default it would take bf16 where the CPU has it."""
+    import openvino as ov
+
+    config = {
+        "INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+    }  # fmt: skip
+    core, requests = ov.Core(), dict[Any, Any]()
+    own = WORK / f"{net}.openvino.onnx"
+    path = own if own.exists() else WORK / f"{net}.onnx"
+
+    def run(given: dict[str, np.ndarray]) -> Any:
+        key = tuple((n, a.shape) for n, a in given.items())
+        if key not in requests:  # compiled for the shapes, which is faster than for any
+            model = core.read_model(str(path))
+            names = {n for i in model.inputs for n in i.names}
+            model.reshape({n: list(a.shape) for n, a in given.items() if n in names})
+            request = core.compile_model(model, "CPU", config).create_infer_request()
+            requests[key] = request, names
+        request, names = requests[key]
+        found = request.infer({n: a for n, a in given.items() if n in names})
+        return [found[i] for i in range(len(found))]
+
+    return run
+
+
+def torch(net: str) -> Run:
+    import torch
+
+    torch.set_num_threads(THREADS)
+    model = torch.compile(vision(net))
+
+    def run(given: dict[str, np.ndarray]) -> Any:
+        with torch.inference_mode():
+            return [model(torch.from_numpy(given["x"])).numpy()]
+
+    return run
+
+
+def rlx(net: str) -> Run:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from rlx.onnx import OnnxModel
+
+    model = OnnxModel(WORK / f"{net}.onnx", threads=THREADS)
+    return model.run
+
+
+def seconds(run: Callable[[], Any], repeat: int) -> float:
+    run()
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    if ENGINE == "onnxruntime" and os.environ.get("BENCH_PEER_ISA") == "avx2":
+        from hold_avx2 import hold_onnxruntime
+
+        hold_onnxruntime(WORK)
+    engines: dict[str, Callable[[str], Run]] = {
+        "onnxruntime": onnxruntime, "openvino": openvino, "torch": torch, "rlx": rlx,
+    }  # fmt: skip
+    made: dict[str, Run] = {}
+    given: dict[str, np.ndarray] = {}
+    current = ""
+    print(json.dumps({"engine": ENGINE}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        found: dict[str, Any] = {}
+        if asked["do"] == "export":
+            found["path"] = str(file_of(asked["net"]))
+        elif asked["do"] == "open":
+            current, given = asked["net"], inputs_of(asked["net"], asked["batch"])
+            start = time.perf_counter()
+            if current not in made:
+                made.clear()
+                made[current] = engines[ENGINE](current)
+            made[current](given)
+            found["seconds"] = time.perf_counter() - start
+        elif asked["do"] == "time":
+            run, here = made[current], given
+            found["seconds"] = seconds(lambda run=run, here=here: run(here), asked["repeat"])
+        elif asked["do"] == "result":
+            y = np.asarray(made[current](given)[0], np.float64).ravel()
+            found["result"] = y[:: asked["step"]].tolist()
+        else:
+            found["bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
