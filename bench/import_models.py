@@ -36,13 +36,18 @@ def engines_for(net: str) -> list[str]:
 
 
 def compare(peers: dict[str, Peer], net: str) -> None:
-    """Sums of thousands of terms in another order differ by some 1e-5 of the largest result."""
+    """Sums of thousands of terms in another order differ by some 1e-5 of the largest result. A peer
+    whose result is another is left out."""
     found = {e: np.array(p.ask("result", step=97)["result"]) for e, p in peers.items()}
     largest = float(np.abs(found["onnxruntime"]).max())
     for engine, y in found.items():
         worst = float(np.abs(y - found["onnxruntime"]).max()) / largest
         if not worst <= 1e-3:
-            raise SystemExit(f"import: {net}: {engine} differs from ONNX Runtime by {worst:.1e}")
+            text = f"import: {net}: {engine} differs from ONNX Runtime by {worst:.1e}"
+            if engine == "rlx":
+                raise SystemExit(text)
+            print(text, file=sys.stderr)
+            del peers[engine]
 
 
 def race(peers: dict[str, Peer], batch: int, rounds: int) -> dict[str, float]:

@@ -71,6 +71,7 @@ _HOMES = {
     "rlx.runtime.session": "Session",
     "rlx.numpy.array": "Array",
     "rlx.onnx.onnx_model": "OnnxModel",
+    "rlx.pytorch.entry": "from_torch",
     "rlx.numpy.mapped_axis": "all_gather axis_index pmax pmean pmin psum",
     "rlx.numpy.control_flow": "cond fori_loop map scan switch while_loop",
     "rlx.numpy.device": "default_device",

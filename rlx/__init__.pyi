@@ -131,6 +131,7 @@ from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
 from rlx.onnx.onnx_model import OnnxModel as OnnxModel
+from rlx.pytorch.entry import from_torch as from_torch
 from rlx.numpy.mapped_axis import (
     all_gather as all_gather,
     axis_index as axis_index,

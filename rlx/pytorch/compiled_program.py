@@ -119,10 +119,13 @@ class Program:
 
     # -- calling ------------------------------------------------------------------------------
 
-    def __call__(self, arguments: list[Any]) -> list[Any]:
-        """Run on tensors and sizes; the list is emptied, so that they may be freed."""
-        given = list(arguments)
-        arguments.clear()
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Run on tensors and sizes, or on a list of them, which is emptied: they may be freed."""
+        if len(arguments) == 1 and isinstance(arguments[0], list):
+            given = list(arguments[0])
+            arguments[0].clear()
+        else:
+            given = list(arguments)
         key = tuple([given[i].shape for i in self._inputs])
         if self._sizes:
             key = (*key, *[given[i] for i, _ in self._sizes])

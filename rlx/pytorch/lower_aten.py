@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import SymBool, SymFloat, SymInt
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from rlx.errors import RlxError, ShapeError, UnsupportedError
 from rlx.ir.dim import Dim, Expr
@@ -175,6 +176,10 @@ class Lowering:
         """The states that the node being built may write in place."""
         return self._latest.keys() if self.node in self.in_place else ()
 
+    def current_states(self) -> Collection[Value]:
+        """The latest version of each state."""
+        return self._latest.keys()
+
     def update_state(
         self, state: Value, update: Value, axis: int, start: Dim = 0, slots: Value | None = None
     ) -> Value:
@@ -208,7 +213,8 @@ class Lowering:
 
     def constant(self, node: Any, tensor: Any) -> None:
         """A tensor that the program holds."""
-        self.env[node] = self.graph.constant(as_array(tensor.detach().contiguous()))
+        with unset_fake_temporarily():  # it has elements, unlike the tensors of the trace
+            self.env[node] = self.graph.constant(as_array(tensor.detach().contiguous()))
 
     def call(self, node: Any) -> None:
         """One op, with its result brought to the type that PyTorch says."""

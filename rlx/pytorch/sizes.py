@@ -37,6 +37,12 @@ class SizeTable:
             raise UnsupportedError("not a size", where="SymInt", got=repr(value))
         return self.expression(node.expr)
 
+    def adopt(self, value: Any, dim: Dim) -> None:
+        """Let a size of PyTorch's be this dim, which is equal but has another form."""
+        node = getattr(value, "node", None)
+        if node is not None and self.numbers is None:
+            self._known[node.expr] = dim
+
     def expression(self, expr: Any) -> Dim:
         """A SymPy expression of sizes as a dim."""
         found = self._known.get(expr)

@@ -35,7 +35,7 @@ def _masking(
         return None, MaskKind.CAUSAL
     if is_causal:
         g = low.g
-        mask = g.le(g.iota((1, keys), dtype=i64), g.iota((rows, 1), dtype=i64))
+        mask = g.le(g.iota((1, keys), axis=1, dtype=i64), g.iota((rows, 1), dtype=i64))
     if mask is None:
         return None, MaskKind.NONE
     if mask.shape.dtype.kind == "bool":
@@ -113,7 +113,7 @@ def _plain_attention(
     scores = g.mul(g.matmul(q, turned), width**-0.5 if scale is None else scale)
     if is_causal:
         rows, keys = scores.shape.dims[-2:]
-        mask = g.le(g.iota((1, keys), dtype=i64), g.iota((rows, 1), dtype=i64))
+        mask = g.le(g.iota((1, keys), axis=1, dtype=i64), g.iota((rows, 1), dtype=i64))
     if mask is not None and mask.shape.dtype.kind == "bool":
         scores = g.where(mask, scores, low.scalar(float("-inf"), scores.shape.dtype))
     elif mask is not None:

@@ -69,7 +69,7 @@ def linspace(low: Lowering, start: Any, end: Any, steps: Any, **_: Any) -> Value
 def eye(low: Lowering, *_: Any, **__: Any) -> Value:
     rows, columns = low.out.dims
     g = low.g
-    same = g.eq(g.iota((rows, 1), dtype=i64), g.iota((1, columns), dtype=i64))
+    same = g.eq(g.iota((rows, 1), dtype=i64), g.iota((1, columns), axis=1, dtype=i64))
     return low.cast(same, low.out.dtype)
 
 
@@ -77,7 +77,7 @@ def _kept(low: Lowering, x: Value, diagonal: int, lower: bool) -> Value:
     g = low.g
     rows, columns = x.shape.dims[-2:]
     at = g.add(g.iota((rows, 1), dtype=i64), diagonal)
-    column = g.iota((1, columns), dtype=i64)
+    column = g.iota((1, columns), axis=1, dtype=i64)
     kept = g.le(column, at) if lower else g.ge(column, at)
     return g.where(kept, x, low.scalar(0, x.shape.dtype))
 

@@ -300,7 +300,7 @@ def unfold(low: Lowering, x: Value, axis: int, size: int, step: int) -> Value:
     at = axis % x.shape.rank
     count = low.out.dims[at]
     first = low.g.mul(low.g.iota((count, 1), dtype=i64), step)
-    index = low.g.add(first, low.g.iota((1, size), dtype=i64))
+    index = low.g.add(first, low.g.iota((1, size), axis=1, dtype=i64))
     made = low.g.gather(x, index, axis=at)
     order = [i for i in range(made.shape.rank) if i != at + 1]
     return low.g.transpose(made, axes=(*order, at + 1))

@@ -26,8 +26,9 @@ def _spread(given: Any, rank: int) -> Numbers:
 
 
 def _geometry(
-    low: Lowering, x: Value, out: Value | Any, kernel: Any, stride: Any, padding: Any
-) -> tuple[Numbers, Numbers, Numbers]:
+    low: Lowering, x: Value, out: Value | Any, kernel: Any, stride: Any, padding: Any,
+    ceil_mode: bool,
+) -> tuple[Numbers, Numbers, Numbers]:  # fmt: skip
     """Kernel, stride and padding, before and behind: with `ceil_mode` there is more behind."""
     rank = len(kernel) if isinstance(kernel, (list, tuple)) and len(kernel) > 1 else x.shape.rank
     rank = min(rank, x.shape.rank - 1, 2)
@@ -38,11 +39,23 @@ def _geometry(
         n, count = x.shape.dims[-rank + i], out[-rank + i]
         floor = (n + (2 * pads[i] - size[i])) // step[i] + 1
         more = 0
-        if floor != count:  # one window more, which begins inside x or its padding
+        if ceil_mode and floor != count:  # one window more, which begins inside x or its padding
             span = (low.number(count, "pooling") - 1) * step[i] + size[i]
             more = span - low.number(n, "pooling") - 2 * pads[i]
         behind.append(pads[i] + more)
     return size, step, (*pads, *behind)
+
+
+def _adopted(low: Lowering, made: Value) -> Value:
+    """The result with PyTorch's rank. Its sizes are quotients of quotients, which PyTorch writes in
+    another form: from here on that form means these dims."""
+    value = low.node.meta["val"]
+    shape = (value[0] if isinstance(value, (tuple, list)) else value).shape
+    rank = len(shape)
+    dims = made.shape.dims[-rank:]
+    for ours, theirs in zip(dims, shape, strict=True):
+        low.sizes.adopt(theirs, ours)
+    return low.reshape(made, dims)
 
 
 def _with_batch(low: Lowering, x: Value, rank: int) -> Value:
@@ -56,9 +69,9 @@ def max_pool(
 ) -> Value:  # fmt: skip
     if set(_spread(dilation, 1)) != {1}:
         raise UnsupportedError("pooling with holes", where="max_pool", got=dilation)
-    size, step, pads = _geometry(low, x, low.out.dims, kernel, stride, padding)
+    size, step, pads = _geometry(low, x, low.out.dims, kernel, stride, padding, ceil_mode)
     made = low.g.max_pool(_with_batch(low, x, len(size)), kernel=size, stride=step, padding=pads)
-    return low.reshape(made, low.out.dims)
+    return _adopted(low, made)
 
 
 @aten("max_pool2d_with_indices.default")
@@ -70,7 +83,7 @@ def max_pool_with_indices(
     y = max_pool(low, x, kernel, stride, padding, dilation, ceil_mode)
     if not low.uses(1):
         return y, None
-    size, step, pads = _geometry(low, x, low.out.dims, kernel, stride, padding)
+    size, step, pads = _geometry(low, x, low.out.dims, kernel, stride, padding, ceil_mode)
     g, batched = low.g, _with_batch(low, x, 2)
     window = make_window(size, step, pads, (1,))
     height, width = batched.shape.dims[2:]
@@ -91,7 +104,7 @@ def max_pool_backward(
     low: Lowering, gradient: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
     ceil_mode: bool, indices: Value,
 ) -> Value:  # fmt: skip
-    size, step, pads = _geometry(low, x, gradient.shape.dims, kernel, stride, padding)
+    size, step, pads = _geometry(low, x, gradient.shape.dims, kernel, stride, padding, ceil_mode)
     images, cotangent = _with_batch(low, x, 2), _with_batch(low, gradient, 2)
     made = low.g.max_pool_backward(images, cotangent, kernel=size, stride=step, padding=pads)
     return low.reshape(made, x.shape.dims)
@@ -102,7 +115,7 @@ def avg_pool(
     low: Lowering, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: Any = None,
 ) -> Value:  # fmt: skip
-    size, step, pads = _geometry(low, x, low.out.dims, kernel, stride, padding)
+    size, step, pads = _geometry(low, x, low.out.dims, kernel, stride, padding, ceil_mode)
     rank = len(size)
     if pads[:rank] != pads[rank:] and (count_include_pad or divisor_override):
         raise UnsupportedError("a window that ends behind the padding", where="avg_pool",
@@ -113,7 +126,7 @@ def avg_pool(
     )  # fmt: skip
     if divisor_override:
         made = low.g.mul(made, int(np.prod(size)) / divisor_override)
-    return low.reshape(made, low.out.dims)
+    return _adopted(low, made)
 
 
 @aten("avg_pool2d_backward.default")
@@ -123,7 +136,7 @@ def avg_pool_backward(
 ) -> Value:  # fmt: skip
     from rlx.pytorch.aten.gradient_ops import pulled_back
 
-    size, step, pads = _geometry(low, x, gradient.shape.dims, kernel, stride, padding)
+    size, step, pads = _geometry(low, x, gradient.shape.dims, kernel, stride, padding, ceil_mode)
     if divisor_override or pads[:2] != pads[2:]:
         raise UnsupportedError("a divisor of its own", where="avg_pool2d_backward",
                                got=divisor_override)  # fmt: skip
