@@ -84,7 +84,78 @@ _MINILM = CatalogueModel(
     aliases=("all-minilm", "minilm"),
 )
 
-CATALOGUE = {m.name: m for m in (_SMOLLM2, _MINILM)}
+_SILERO_VAD = CatalogueModel(
+    name="silero-vad",
+    title="Silero VAD, 16 kHz: speech in sound (ONNX)",
+    license="MIT",
+    package="silero-vad",
+    version="6.2.3",
+    package_bytes=11_317_527,
+    files=(
+        ModelFile(
+            "silero_vad/data/silero_vad_16k_op15.onnx",
+            1_289_603,
+            "7ed98ddbad84ccac4cd0aeb3099049280713df825c610a8ed34543318f1b2c49",
+            "silero_vad.onnx",
+        ),
+    ),
+    main="silero_vad.onnx",
+)
+
+_MAGIKA = CatalogueModel(
+    name="magika",
+    title="Magika: types of files by their bytes (ONNX)",
+    license="Apache-2.0",
+    package="magika",
+    version="1.0.3",
+    package_bytes=16_244_594,
+    files=(
+        ModelFile(
+            "magika/models/standard_v3_3/model.onnx",
+            3_163_737,
+            "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
+            "model.onnx",
+        ),
+        ModelFile(
+            "magika/models/standard_v3_3/config.min.json",
+            2_141,
+            "ae24c742205358f6ff6dfd5facb6743fb69743dbba8373e73da58ff0cbd695db",
+            "config.json",
+        ),
+    ),
+    main="model.onnx",
+)
+
+_RAPIDOCR = CatalogueModel(
+    name="rapidocr",
+    title="PP-OCRv6 small: text in images, found, turned and read (three ONNX files)",
+    license="Apache-2.0",
+    package="rapidocr",
+    version="3.10.0",
+    package_bytes=27_288_134,
+    files=(
+        ModelFile(
+            "rapidocr/models/PP-OCRv6_det_small.onnx",
+            9_929_594,
+            "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f",
+            "det.onnx",
+        ),
+        ModelFile(
+            "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+            585_532,
+            "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+            "cls.onnx",
+        ),
+        ModelFile(
+            "rapidocr/models/PP-OCRv6_rec_small.onnx",
+            21_234_383,
+            "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c14884",
+            "rec.onnx",
+        ),
+    ),
+)
+
+CATALOGUE = {m.name: m for m in (_SMOLLM2, _MINILM, _SILERO_VAD, _MAGIKA, _RAPIDOCR)}
 _BY_ALIAS = {alias: m for m in CATALOGUE.values() for alias in (m.name, *m.aliases)}
 
 

@@ -58,10 +58,10 @@ def load(
     check_paths(adapters, artifact=artifact, draft=draft)
     check_progress(progress)
     Device.of(device)  # an unknown one is an error now, not with the first token
-    if is_onnx(path_or_name):
-        others = (context, kv != "f16", dtype, quant, strassen, artifact, draft, adapters, merge)
-        return _open_onnx(path_or_name, device, threads, others)
     path = resolve(path_or_name, progress=progress or silent)
+    if is_onnx(path):
+        others = (context, kv != "f16", dtype, quant, strassen, artifact, draft, adapters, merge)
+        return _open_onnx(path, device, threads, others)
     file = open_model(path)
     bundle = None if artifact is None else ModelBundle.open(Path(artifact))
     loaded: LanguageModel | EncoderModel

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import wave
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -49,6 +50,33 @@ def test_mlp() -> None:
     text = printed("mlp.py", 800)
     assert number(r"([\d.]+) % of 2000", text) > 95
     assert text.endswith("traces of step: 1\n")
+
+
+def test_file_types() -> None:
+    text = printed("file_types.py")
+    found = dict(line.split(" (")[0].split(": ") for line in text.splitlines())
+    assert found == {
+        "README.md": "markdown", "pyproject.toml": "toml", "errors.py": "python",
+        "architecture.svg": "svg", "chat.png": "png",
+    }  # fmt: skip
+
+
+def test_voice_activity(tmp_path: Path) -> None:
+    text = printed("voice_activity.py")
+    first, last = (number(rf"{n} ([\d.]+)", text) for n in ("from", "to"))
+    # vowels from 1 to 3 s; a step is 0.03 s, and the model waits a little before it says no
+    assert abs(first - 1.0) < 0.1 and -0.1 < last - 3.0 < 0.4
+    silence = tmp_path / "silence.wav"
+    with wave.open(str(silence), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(bytes(32000))
+    assert printed("voice_activity.py", silence) == "0% of 1.0 s\n"
+
+
+def test_text_in_image() -> None:
+    assert printed("text_in_image.py") == "Any model, any size\nnative code in milliseconds\n"
 
 
 def test_image_filters(tmp_path: Path) -> None:

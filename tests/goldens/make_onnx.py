@@ -1,4 +1,5 @@
-"""Writes onnx.npz: what ONNX Runtime computes for the cases of Microsoft's operators.
+"""Writes onnx.npz: what ONNX Runtime computes for the cases of Microsoft's operators, and for
+models that ship in packages.
 
     python tests/goldens/make_onnx.py
 
@@ -16,6 +17,7 @@ import onnxruntime
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "importers")]
 from microsoft_cases import cases  # noqa: E402
+from packaged_models import STEP, inputs, place  # noqa: E402
 
 
 def main() -> None:
@@ -25,6 +27,10 @@ def main() -> None:
         names = [o.name for o in session.get_outputs()]
         for name, made in zip(names, session.run(names, case.given()), strict=True):
             found[f"{case.name}.{name}"] = made
+    for model, given in inputs().items():
+        session = onnxruntime.InferenceSession(str(place(model)))
+        for i, made in enumerate(session.run(None, given)):
+            found[f"{model}.{i}"] = made.reshape(-1)[::STEP]
     np.savez_compressed(ROOT / "tests" / "goldens" / "onnx.npz", **found)
 
 

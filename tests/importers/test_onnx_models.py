@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import packaged_models
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import drawn, expected_of_network, model, network, value
@@ -192,6 +193,27 @@ def test_light_models(name: str) -> None:
         data = (LIGHT / f"light_{name}_output_{i}.pb").read_bytes()
         expected = numpy_helper.to_array(onnx.TensorProto.FromString(data))
         np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-7)
+
+
+# -- models that ship in packages -----------------------------------------------------------------
+
+GOLDENS = np.load(Path(__file__).resolve().parents[1] / "goldens" / "onnx.npz")
+
+
+@pytest.mark.parametrize("name", packaged_models.inputs())
+def test_packaged_models_give_the_results_of_onnx_runtime(name: str) -> None:
+    net = rlx.load(packaged_models.place(name))
+    found = net.run(packaged_models.inputs()[name])
+    for i, y in enumerate(found):
+        expected = GOLDENS[f"{name}.{i}"]
+        largest = float(np.abs(expected).max())
+        kept = y.reshape(-1)[:: packaged_models.STEP]
+        # probabilities of a deep network: sums of thousands of terms in another order
+        np.testing.assert_allclose(kept, expected, rtol=0, atol=1e-4 * max(largest, 1e-3))
+
+
+def test_models_of_the_catalogue_are_named() -> None:
+    assert isinstance(rlx.load("silero-vad"), OnnxModel)
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
