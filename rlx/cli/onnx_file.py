@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
+from rlx.cli.load_model import find_model
 from rlx.errors import OptionError
 
 if TYPE_CHECKING:
@@ -30,14 +31,19 @@ Bind = Annotated[
 
 
 def is_onnx(name: str) -> bool:
-    return name.endswith(".onnx")
+    """Whether an argument is an ONNX file, or a model of the catalogue that is one."""
+    from rlx.formats.catalogue import find
+
+    known = find(name)
+    return name.endswith(".onnx") or (known is not None and known.main.endswith(".onnx"))
 
 
 def open_onnx_file(name: str, device: str, threads: int | None) -> OnnxModel:
+    path = find_model(name)
     with console.working(f"loading {name}"):
         from rlx.onnx.onnx_model import OnnxModel
 
-        return OnnxModel(Path(name).expanduser(), device=device, threads=threads)
+        return OnnxModel(path, device=device, threads=threads)
 
 
 def sizes_of(bind: Sequence[str] | None) -> dict[str, Any]:
