@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,15 @@ def compiled(graph: Graph, **options: Any) -> CompiledGraph:
     return CompiledGraph(make_template(graph, CompileOptions(**options), backend()))
 
 
+# The GEMM adds one by one in f32: the roundings of 22,311 terms walk √22,311 / 2 half-ulps of the
+# largest sum, as those of f64 do in the table; the CPU's kernel has several sums.
+LONG_SUMS = {"conv_weight_backward-f32": 80}
+
+
 def compare_case(case: Case, runs: int = 3, largest: int = 1 << 30) -> None:
     """A case of the parity table, run as launches, while captured, and as a graph; `largest` limits
     its sizes."""
+    case = replace(case, ulps=max(case.ulps, LONG_SUMS.get(case.id, 0)))
     graph = case.graph()
     made = compiled(graph)
     if case.consts:
