@@ -97,7 +97,7 @@ class Traced:
                 if isinstance(dim, int):
                     if dim != n:
                         return None
-                elif n < 2 or sizes.setdefault(str(dim), n) != n:
+                elif n < 1 or sizes.setdefault(str(dim), n) != n:
                     return None
         sizes.update(zip(self.size_names, given, strict=True))
         for symbol, dim in self.quotients.items():
@@ -208,12 +208,15 @@ class Segment:
         return made, sizes
 
     def _fresh(self, values: Mapping[str, Any], leaves: _Leaves) -> Traced | None:
-        try:
-            return _Tracing(self, values, leaves, False).run()
-        except _NEED_NUMBERS as error:
-            if hasattr(error, "is_final"):
-                raise
-            return _Tracing(self, values, leaves, True).run()
+        """A trace with sizes of 1 that have a name as symbols too; else with those as numbers, for
+        they may be broadcast; else with all sizes as numbers."""
+        for symbolic in ("named", "many"):
+            try:
+                return _Tracing(self, values, leaves, symbolic).run()
+            except _NEED_NUMBERS as error:
+                if hasattr(error, "is_final"):
+                    raise
+        return _Tracing(self, values, leaves, "").run()
 
     @property
     def traces(self) -> list[Traced]:
@@ -224,9 +227,11 @@ class _Tracing:
     """Making one trace."""
 
     def __init__(
-        self, segment: Segment, values: Mapping[str, Any], leaves: _Leaves, numbers: bool
+        self, segment: Segment, values: Mapping[str, Any], leaves: _Leaves, symbolic: str
     ) -> None:
-        self.segment, self.program, self.numbers = segment, segment.program, numbers
+        """`symbolic` says which sizes are: all that have a "named" dimension or are above 1, those
+        that are above 1 ("many"), or none."""
+        self.segment, self.program, self.symbolic = segment, segment.program, symbolic
         self.trace = ModelTrace(self.program.name, self.program)
         self.shapes: list[Shape] = []
         self.size_names: list[str] = []
@@ -247,7 +252,7 @@ class _Tracing:
         if isinstance(value, Known) and value.is_constant:
             return value
         data = value.data if isinstance(value, Known) else value
-        if not _as_sizes(data) or self.numbers:
+        if not _as_sizes(data) or not self.symbolic:
             if _as_sizes(data):
                 self._fixed_sizes(data)
             return Known(data)
@@ -273,7 +278,8 @@ class _Tracing:
         dims: list[Dim] = []
         for axis, n in enumerate(value.shape):
             wanted = declared[axis] if declared and len(declared) == value.ndim else None
-            if n < 2 or self.numbers or wanted == n:
+            least = 1 if self.symbolic == "named" and isinstance(wanted, str) else 2
+            if n < least or not self.symbolic or wanted == n:
                 dims.append(n)
                 continue
             symbol = self.program.symbol(wanted) if isinstance(wanted, str) else ""
