@@ -12,7 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-PEERED = ("arrays", "encoder", "llm", "long", "quantize", "regions", "start", "train")
+PEERED = (
+    "arrays",
+    "encoder",
+    "import_models",
+    "llm",
+    "long",
+    "quantize",
+    "regions",
+    "start",
+    "train",
+)
 TYPED = ("llm", "qgemm")  # take --type and --avx2
 
 
