@@ -72,7 +72,10 @@ def loop(node: Call, most: Any | None, condition: Any | None, *state: Any) -> An
     carry, rows, i = list(state), [list[Any]() for _ in body.outputs[1 + len(state) :]], 0
     while going and i < limit:
         found = node.run(body, np.asarray(i, np.int64), np.asarray(going), *carry)
-        going = bool(np.reshape(elements_of(found[0]), -1)[0])
+        condition = np.reshape(elements_of(found[0]), -1)
+        if condition.dtype != bool or condition.size != 1:
+            raise node.fault("not a condition", got=f"{condition.size} of {condition.dtype}")
+        going = bool(condition[0])
         carry = found[1 : 1 + len(carry)]
         for row, x in zip(rows, found[1 + len(carry) :], strict=True):
             row.append(elements_of(x))
@@ -182,6 +185,8 @@ def _while(node: Call, body: OnnxGraph, most: Any, condition: Any, state: list[A
     def step(carry: Any) -> Any:
         i, keep, values = carry
         found = _arrays(node.run(body, i, keep, *values))
+        if found[0].dtype.kind != "bool":
+            raise _NotNativeError
         return i + 1, xp.reshape(found[0], ()), tuple(found[1:])
 
     start = (xp.asarray(np.asarray(0, np.int64)), first, _arrays(state))
