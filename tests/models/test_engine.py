@@ -342,10 +342,10 @@ def arrays(engine: rlx.Engine) -> int:
 
 def test_only_requests_that_run_hold_arrays_of_the_vocabulary(engine: rlx.Engine) -> None:
     """Neither those who wait nor replies that nobody reads."""
-    slowed(engine, 0.02)
+    slowed(engine, 0.1)  # nothing ends while arrays are counted, among all that a process has
     others = arrays(engine)  # of engines that are there besides
     penalised = {"repetition_penalty": 1.5, **ENDLESS}
-    replies = [engine.submit([i], max_tokens=20, **penalised) for i in range(12)]
+    replies = [engine.submit([i], max_tokens=100, **penalised) for i in range(12)]
     until(lambda: len(replies[0].result.tokens) > 1)
     assert arrays(engine) - others == 4 * 2
     for reply in replies:
