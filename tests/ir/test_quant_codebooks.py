@@ -140,6 +140,8 @@ def rows_of_weights(draw: st.DrawFn) -> np.ndarray:
 @given(w=rows_of_weights(), weighted=st.booleans())
 def test_any_weights(name: str, w: np.ndarray, weighted: bool) -> None:
     """Finite, of no more error than zeros would leave, and zeros stay near zero."""
+    if name == "NVFP4":  # whose scales end at 448: greater weights are refused
+        w = w.clip(-6 * 448, 6 * 448)
     by = np.resize(importance(), 256) if weighted else np.ones(256)
     by = by / by.mean()
     back = decode(QuantScheme.parse(name), packed(name, w, by)).astype(np.float64)
