@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
+from rlx.cli.kernel_table import HEADER, kernel_rows
 from rlx.cli.load_model import find_model
 from rlx.errors import OptionError
 
@@ -117,8 +118,6 @@ def inspect_onnx(model: OnnxModel, stage: str | None, sizes: dict[str, Any], jso
 
 
 def profile_onnx(model: OnnxModel, name: str, sizes: dict[str, Any], json: bool) -> None:
-    from rlx.cli.profile import HEADER, kernel_rows
-
     with console.working("measuring"):
         found = model.profile(**sizes)
     if json:

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
+from rlx.cli.kernel_table import HEADER, kernel_rows
 from rlx.cli.load_model import load_any
 from rlx.cli.onnx_file import Bind, is_onnx, open_onnx_file, profile_onnx, sizes_of
 from rlx.cli.options import BatchSize, Json, ModelName, PromptTokens, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from rlx.backends.timing import Profile
     from rlx.models.benchmark import Recorded
-
-HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
 
 
 @spread
@@ -90,23 +88,3 @@ def _print(found: Mapping[str, Recorded]) -> None:
             first=i == 0,
         )
         console.table(HEADER, kernel_rows(profile), right=" ".join(HEADER[1:7]))
-
-
-def kernel_rows(profile: Profile) -> list[tuple[object, ...]]:
-    """A row per kernel, and the time at barriers."""
-    total = profile.seconds + profile.waiting
-    rows: list[tuple[object, ...]] = [
-        (
-            k.kernel, k.calls, _time(k.seconds), f"{k.seconds / total:.1%}",
-            f"{k.bytes / 1e6:.2f}", f"{k.gb_per_second:.1f}", f"{k.gflop_per_second:.1f}",
-            k.serves,
-        )
-        for k in profile.by_kernel()
-        if k.calls
-    ]  # fmt: skip
-    waiting = ("at barriers", "", _time(profile.waiting), f"{profile.waiting / total:.1%}")
-    return [*rows, (*waiting, "", "", "", "")]
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs"

@@ -21,7 +21,9 @@ def open_model(path: str | os.PathLike[str]) -> GgufFile | HfFolder:
     if place.is_dir() and not (place / "config.json").is_file():
         found = sorted(p for p in place.glob("*.gguf") if "-of-" not in p.name)
         found += sorted(place.glob("*-00001-of-*.gguf"))
-        if len(found) != 1:
+        if not found:  # ONNX files are opened by their names
+            found = sorted(place.glob("*.onnx"))
+        if len(found) != 1 or found[0].suffix == ".onnx":
             raise FormatError(
                 "not one model" if found else "no model in the folder",
                 where=os.fspath(path),

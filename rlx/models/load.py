@@ -94,7 +94,8 @@ def load_text_model(
     path_or_name: str | os.PathLike[str], **options: Any
 ) -> LanguageModel | EncoderModel:
     """`load` of what reads text: not of an ONNX file."""
-    if is_onnx(path_or_name):
+    path = resolve(path_or_name, progress=options.get("progress") or silent)
+    if is_onnx(path):
         raise OptionError(
             "not a model of text",
             where="model",
@@ -102,7 +103,7 @@ def load_text_model(
             expected="a GGUF file, a Hugging Face folder, or a name",
             hint="rlx.load runs ONNX files",
         )
-    found: Any = load(path_or_name, **options)
+    found: Any = load(path, **options)
     return found  # type: ignore[no-any-return]
 
 

@@ -28,6 +28,11 @@ Value: TypeAlias = "Array | Known | list[Any] | None"
 _names: dict[int, tuple[weakref.ref[Array], str]] = {}  # of arrays that are constants
 
 
+def _remember(array: Array, name: str) -> None:
+    key = id(array)
+    _names[key] = weakref.ref(array, lambda _: _names.pop(key, None)), name
+
+
 def constant_name(array: Array) -> str:
     """What the file calls a constant, or nothing."""
     found = _names.get(id(array))
@@ -66,7 +71,7 @@ class Known:
             require_numbers(self.dtype)
             self._array = Array(np.ascontiguousarray(self.data).reshape(self.data.shape))
             if self.name:
-                _names[id(self._array)] = weakref.ref(self._array), self.name
+                _remember(self._array, self.name)
         return self._array
 
     def _stacked(self) -> Array:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import drawn, expected_of_network, model, network, value
 
 import rlx
+from rlx.models.load import load_text_model
 from rlx.onnx import OnnxModel
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -214,6 +215,10 @@ def test_packaged_models_give_the_results_of_onnx_runtime(name: str) -> None:
 
 def test_models_of_the_catalogue_are_named() -> None:
     assert isinstance(rlx.load("silero-vad"), OnnxModel)
+    with pytest.raises(rlx.FormatError, match=r"cls\.onnx, det\.onnx, rec\.onnx"):
+        rlx.load("rapidocr")  # a folder of three
+    with pytest.raises(rlx.OptionError, match="not a model of text"):
+        load_text_model("silero-vad")
 
 
 # -- what goes wrong ------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ def string_normalizer(node: Call, x: Any) -> Any:
 
 @op("RegexFullMatch", since=20, on_host=True)
 def regex_full_match(node: Call, x: Any) -> Any:
-    """With RE2 where it is installed, which takes time linear in the text; Python's `re` cannot
-    promise that, and is used for short texts only."""
+    """Where repetition is nested, Python's `re` may take time exponential in the text: such a
+    pattern is for short texts only."""
     pattern = node.text("pattern")
     try:
         found = re.compile(pattern)

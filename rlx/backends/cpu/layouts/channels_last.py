@@ -1,4 +1,4 @@
-"""Convolutions and pooling with channels last: ops that the layout pass makes, network by network.
+"""Convolutions and pooling with channels last: ops that the layout pass puts into whole graphs.
 
 x is `[B, *n, C]`, so that a pixel is a row: a 1×1 convolution is a GEMM as it lies, others are a
 GEMM whose rows are found through a table of pointers, and the vectors of depthwise convolution and
