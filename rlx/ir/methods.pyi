@@ -221,6 +221,19 @@ class OpMethods:
     ) -> Value:
         """`x [B, C, *n]` with `w [O, C/groups, *kernel]`, plus bias `[O]`; 1-D and 2-D
         [rlx.ir.ops.conv.Conv]"""
+    def conv_integer(
+        self,
+        x: Tensor,
+        w: Tensor,
+        x_zero: Tensor,
+        stride: int | Sequence[int] = (1,),
+        padding: int | Sequence[int] = (0,),
+        dilation: int | Sequence[int] = (1,),
+        groups: int = 1,
+        **result: Unpack[Result],
+    ) -> Value:
+        """Sums of (x − x_zero) · w in i32; x `[B, C, *n]` u8 or i8, w `[O, C/groups, *kernel]`
+        i8 [rlx.ir.ops.conv_integer.ConvInteger]"""
     def conv_transpose(
         self,
         x: Tensor,
@@ -833,6 +846,25 @@ class OpMethods:
     def psum(self, x: Tensor, axis_name: str, **result: Unpack[Result]) -> Value:
         """The sum of x over the mapped axis, the same for all its elements
         [rlx.ir.ops.collectives.PSum]"""
+    def qlinear_conv(
+        self,
+        x: Tensor,
+        w: Tensor,
+        x_zero: Tensor,
+        scale: Tensor,
+        y_zero: Tensor,
+        bias: Tensor | None = None,
+        *,
+        stride: int | Sequence[int] = (1,),
+        padding: int | Sequence[int] = (0,),
+        dilation: int | Sequence[int] = (1,),
+        groups: int = 1,
+        activation: str = "none",
+        **result: Unpack[Result],
+    ) -> Value:
+        """A `conv_integer` whose sums become 8-bit integers again: (sums + bias) · scale,
+        rounded half to even, plus `y_zero`, clamped to its type
+        [rlx.ir.ops.conv_integer.QLinearConv]"""
     def qr(
         self, x: Tensor, complete: bool = False, tall: bool = True, **result: Unpack[Result]
     ) -> tuple[Value, Value]:
@@ -1633,6 +1665,18 @@ class ValueMethods:
     ) -> Value:
         """activation(conv(x [B, C, h, w], w [O, C/groups, kh, kw]) + bias [O])
         [rlx.ir.blocks.layers.Conv2d]"""
+    def conv_integer(
+        self,
+        w: Tensor,
+        x_zero: Tensor,
+        stride: int | Sequence[int] = (1,),
+        padding: int | Sequence[int] = (0,),
+        dilation: int | Sequence[int] = (1,),
+        groups: int = 1,
+        **result: Unpack[Result],
+    ) -> Value:
+        """Sums of (x − x_zero) · w in i32; x `[B, C, *n]` u8 or i8, w `[O, C/groups, *kernel]`
+        i8 [rlx.ir.ops.conv_integer.ConvInteger]"""
     def conv_transpose(
         self,
         w: Tensor,
@@ -2249,6 +2293,24 @@ class ValueMethods:
     ) -> Value:
         """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope
         [rlx.ir.blocks.attention.QkNormRope]"""
+    def qlinear_conv(
+        self,
+        w: Tensor,
+        x_zero: Tensor,
+        scale: Tensor,
+        y_zero: Tensor,
+        bias: Tensor | None = None,
+        *,
+        stride: int | Sequence[int] = (1,),
+        padding: int | Sequence[int] = (0,),
+        dilation: int | Sequence[int] = (1,),
+        groups: int = 1,
+        activation: str = "none",
+        **result: Unpack[Result],
+    ) -> Value:
+        """A `conv_integer` whose sums become 8-bit integers again: (sums + bias) · scale,
+        rounded half to even, plus `y_zero`, clamped to its type
+        [rlx.ir.ops.conv_integer.QLinearConv]"""
     def qr(
         self, complete: bool = False, tall: bool = True, **result: Unpack[Result]
     ) -> tuple[Value, Value]:

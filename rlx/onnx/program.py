@@ -13,6 +13,7 @@ import numpy as np
 
 from rlx.formats.onnx import Argument, OnnxGraph, OnnxNode, bodies_of
 from rlx.numpy.array import Array
+from rlx.onnx.fuse_quantized import fuse_quantized
 from rlx.onnx.interpreter import Interpreter, Scope, constants_of
 from rlx.onnx.run_parts import Part
 from rlx.onnx.segment import Segment
@@ -45,9 +46,11 @@ class Program:
         cls, model: OnnxModel, graph: OnnxGraph, opsets: Mapping[str, int],
         attributes: Mapping[str, Any] | None = None, depth: int = 0,
     ) -> Program:  # fmt: skip
+        outputs = [a.name for a in graph.outputs]
+        nodes = fuse_quantized(graph.nodes, outputs, graph.initializers)
         return cls(
-            model, graph.name or "graph", graph.nodes, [a.name for a in graph.outputs],
-            constants_of(graph.initializers), opsets, attributes, graph.inputs, depth,
+            model, graph.name or "graph", nodes, outputs, constants_of(graph.initializers), opsets,
+            attributes, graph.inputs, depth,
         )  # fmt: skip
 
     def used_after(self, position: int, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,8 @@ def _boundary(graph: Graph, param_only: set[Node]) -> list[Value]:
 
 
 def _is_worth(value: Value) -> bool:
+    if value.node.op.runs_in_prepare:
+        return True  # kernels read nothing else, whatever its size
     sources = _sources(value.node)
     if not any(v.node.op.name == "param" for v in sources):
         return size_of(value) <= MOST_TABLE

@@ -1,5 +1,5 @@
-"""Writes onnx.npz: what ONNX Runtime computes for the cases of Microsoft's operators, and for
-models that ship in packages.
+"""Writes onnx.npz: what ONNX Runtime computes for the cases of Microsoft's operators, for a
+quantised network, and for models that ship in packages.
 
     python tests/goldens/make_onnx.py
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "importers")]
 from microsoft_cases import cases  # noqa: E402
 from packaged_models import STEP, inputs, place  # noqa: E402
+from quantised_models import qdq_input, qdq_network  # noqa: E402
 
 
 def main() -> None:
@@ -27,6 +28,8 @@ def main() -> None:
         names = [o.name for o in session.get_outputs()]
         for name, made in zip(names, session.run(names, case.given()), strict=True):
             found[f"{case.name}.{name}"] = made
+    session = onnxruntime.InferenceSession(qdq_network().SerializeToString())
+    (found["qdq_network.y"],) = session.run(None, {"x": qdq_input()})
     for model, given in inputs().items():
         session = onnxruntime.InferenceSession(str(place(model)))
         for i, made in enumerate(session.run(None, given)):

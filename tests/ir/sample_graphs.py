@@ -246,6 +246,14 @@ def hir() -> Graph:
 _FFN = (("up", [32, 48]), ("gate", [32, 48]), ("down", [48, 32]))
 
 
+def integers() -> Graph:
+    g = Graph("integers")
+    x, w = g.input("x", ["images", 4, 9, 8], "u8"), g.param("w", [6, 4, 3, 3], "i8")
+    zero, scale = g.constant(np.uint8(128)), g.param("scale", [6])
+    y = g.qlinear_conv(x, w, zero, scale, zero, stride=(2,), activation="relu")
+    return g.set_outputs(y, g.conv_integer(x, w, zero, padding=(1,)))
+
+
 def backward() -> Graph:
     g = Graph("backward")
     x, labels = g.input("x", ["batch", 6]), g.input("labels", ["batch"], "i32")
@@ -278,7 +286,7 @@ def empty() -> Graph:
 
 SAMPLES: tuple[Callable[[], Graph], ...] = (
     mlp, elementwise, reductions, layouts, matmuls, attentions, spatial, recurrences, numerics,
-    control, derivatives, backward, constants, customs, origins, hir, lowered, empty,
+    control, derivatives, backward, integers, constants, customs, origins, hir, lowered, empty,
 )  # fmt: skip
 
 

@@ -880,8 +880,9 @@ GROUPS = (
 
 def cases() -> list[Case]:
     from backward_cases import BACKWARD  # which are cases too
+    from integer_cases import INTEGER
 
-    found = [case for group in (*GROUPS, *BACKWARD) for case in group()]
+    found = [case for group in (*GROUPS, *BACKWARD, *INTEGER) for case in group()]
     assert len({c.id for c in found}) == len(found), "two cases of one name"
     return found
 

@@ -331,10 +331,24 @@ def backward_cases() -> Iterable[Case]:
         yield "attention_backward", [q, k, v, *saved, f(4, 1, 5)], {**heads, **bias}
 
 
+def integer_cases() -> Iterable[Case]:
+    rng = np.random.default_rng(11)
+    for kind, zero in ((np.uint8, 9), (np.int8, -5)):
+        x = rng.integers(np.iinfo(kind).min, np.iinfo(kind).max, (2, 8, 9, 8)).astype(kind)
+        w = rng.integers(-128, 128, (6, 4, 3, 3)).astype(np.int8)
+        scale, point = rng.uniform(1e-4, 1e-3, 6).astype(np.float32), np.array(zero, kind)
+        more = {"stride": (2, 1), "padding": (1,), "groups": 2}
+        yield "conv_integer", [x, w, point], more
+        bias = rng.integers(-999, 999, 6).astype(np.int32)
+        given = [x, w, point, scale, np.array(3, np.int8)]
+        yield "qlinear_conv", given, more
+        yield "qlinear_conv", [*given, bias], {**more, "activation": "relu"}
+
+
 GROUPS: list[Callable[[], Iterable[Case]]] = [
     unary_cases, reduce_cases, layout_cases, matmul_cases, norm_cases, attention_cases,
     conv_cases, scan_cases, quantize_cases, fft_cases, fused_cases, function_cases,
-    derivative_cases, backward_cases,
+    derivative_cases, backward_cases, integer_cases,
 ]  # fmt: skip
 CASES = [case for group in GROUPS for case in group()]
 

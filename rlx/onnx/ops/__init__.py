@@ -15,6 +15,7 @@ _GROUPS = (
     "folds",
     "fused_layers",
     "gather_scatter",
+    "integer_products",
     "layout",
     "linear_models",
     "matrix_products",

@@ -14,8 +14,9 @@ from rlx.numpy.array import Array
 from rlx.onnx.call import Call
 from rlx.onnx.graph_ops import graph_op
 from rlx.onnx.ops import quantization
+from rlx.onnx.ops.integer_products import integer_product, qlinear_conv
 from rlx.onnx.ops.pooling import average_pool
-from rlx.onnx.ops.quantization import product_of_integers, requantized
+from rlx.onnx.ops.quantization import requantized
 from rlx.onnx.ops.recurrent import lstm
 from rlx.onnx.table import op
 from rlx.onnx.values import Data
@@ -97,9 +98,7 @@ def matmul_integer_to_float(
     node: Call, a: Array, b: Array, a_scale: Array, b_scale: Array, a_zero: Array | None = None,
     b_zero: Array | None = None, bias: Array | None = None,
 ) -> Array:  # fmt: skip
-    left = a.astype(xp.int32) if a_zero is None else a.astype(xp.int32) - a_zero.astype(xp.int32)
-    right = b.astype(xp.int32) if b_zero is None else b.astype(xp.int32) - b_zero.astype(xp.int32)
-    made = product_of_integers(left, right).astype(f32) * (a_scale * b_scale)
+    made = integer_product(a, a_zero, b, b_zero).astype(f32) * (a_scale * b_scale)
     return made if bias is None else made + bias
 
 
@@ -108,12 +107,9 @@ def quantized_gemm(
     node: Call, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,
     c: Array | None = None, y_scale: Array | None = None, y_zero: Array | None = None,
 ) -> Array:  # fmt: skip
-    left, right = a.astype(xp.int32) - a_zero.astype(xp.int32), b.astype(xp.int32)
-    turned = bool(node.int("transB", 0))
-    offset = b_zero.astype(xp.int32)
-    right = right - (xp.expand_dims(offset, -1) if turned and offset.ndim else offset)
-    left = xp.matrix_transpose(left) if node.int("transA", 0) else left
-    total = product_of_integers(left, xp.matrix_transpose(right) if turned else right)
+    left = xp.matrix_transpose(a) if node.int("transA", 0) else a
+    right = xp.matrix_transpose(b) if node.int("transB", 0) else b
+    total = integer_product(left, a_zero, right, b_zero)
     total = total if c is None else total + c
     made = total.astype(f32) * (a_scale * b_scale * float(node.float("alpha", 1.0)))
     if y_scale is None or y_zero is None:
@@ -200,7 +196,7 @@ def quantized_where(
 def quantized_conv(node: Call, *operands: Array) -> Array:
     if node.int("channels_last", 0):
         raise node.unsupported("a quantised convolution with channels last")
-    return quantization.qlinear_conv(node, *operands)
+    return qlinear_conv(node, *operands)
 
 
 @op("DynamicQuantizeLSTM", domain=DOMAIN)

@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 import rlx.backends.cpu.kernels as families
+from rlx.backends.cpu.kernels.conv.choose_int8 import INT8_OPS, decompose_unsuited
 from rlx.backends.cpu.kernels.conv.choose_layout import choose_layout
 from rlx.backends.cpu.kernels.conv.lower_conv import CONVOLUTIONS, pack_conv
 from rlx.backends.cpu.kernels.gemm.pack_weights import MATMULS, pack_weights
@@ -21,7 +22,10 @@ Rewrite = tuple[frozenset[str], Callable[[Graph, Target], Graph]]
 
 # Layouts of values are chosen before elementwise regions are made. Each rewrite is for graphs that
 # have one of these ops.
-LAYOUTS: list[Rewrite] = [(frozenset(("conv",)), choose_layout)]
+LAYOUTS: list[Rewrite] = [
+    (INT8_OPS, decompose_unsuited),
+    (INT8_OPS | {"conv"}, choose_layout),
+]
 
 # Rewrites of a template for this device, in order: weights are prepacked.
 REWRITES: list[Rewrite] = [

@@ -78,7 +78,7 @@ def read_layout(layout: str, where: str) -> Layout:
     return Layout(int(found[2]), kind == "pair", levels, kind == "tiles")
 
 
-@op("pack_matmul")
+@op("pack_matmul", runs_in_prepare=True)
 class PackMatMul(Op):
     """A weight [K, N] (or experts' [E, K, N]) in panels; two of them in a pair layout."""
 

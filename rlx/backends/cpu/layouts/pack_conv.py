@@ -154,7 +154,7 @@ class _Packed(Op):
         return ConvTranspose(*given, self.output_padding) if self.transposed else Conv(*given)
 
 
-@op("pack_conv")
+@op("pack_conv", runs_in_prepare=True)
 class PackConv(_Packed):
     """Filters of a `conv` or `conv_transpose` in tiles of `tile`, as elements of `dtype`; with
     `winograd` transformed ones behind them."""

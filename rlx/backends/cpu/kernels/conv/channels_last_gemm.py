@@ -12,22 +12,23 @@ memory between chunks of terms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import ClassVar
 
 from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
-from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Type, Value, f32, i64, ptr, vec
 from rlx.llvm.nest.elements import activate
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 POINTERS = frozenset(["x", "filters", "out", "bias", "residual", "scratch"])
-_SIZES = [
+SIZES = [
     "scratch_bytes", "batch", "groups", "columns", "panels", "channels", "taps_y", "taps_x", "run",
     "block", "chunk_taps", "chunk_run", "height", "width", "out_height", "out_width", "stride_y",
     "stride_x", "start_y", "start_x", "dilation_y", "dilation_x",
 ]  # fmt: skip
-_MICRO = [
+MICRO = [
     ("rows", ptr), ("row_stride", i64), ("count", i64), ("b", ptr), ("taps", i64), ("run", i64),
     ("tile", ptr), ("goes_on", i64), ("stops", i64), ("out", ptr), ("out_stride", i64),
     ("bias", ptr), ("residual", ptr), ("tail", i64),
@@ -68,9 +69,14 @@ class ChannelsLastGemm(KernelSpec):
     activation: str = "none"
 
     @property
+    def out_bytes(self) -> int:
+        """Of an element of the result."""
+        return 4
+
+    @property
     def args(self) -> list[str]:
         given = ["bias"] * self.bias + ["residual"] * self.residual
-        return ["x", "filters", "out", *given, "scratch", *_SIZES]
+        return ["x", "filters", "out", *given, "scratch", *SIZES]
 
     def tile(self, target: Target) -> int:
         return tile_pixels(target, self.width)
@@ -103,24 +109,35 @@ class ChannelsLastGemm(KernelSpec):
         return zeros, -(-table // 64) * 64, tiles
 
     def emit(self, m: Module) -> None:
-        _Emitter(self, m).emit()
+        Emitter(self, m).emit()
 
 
-class _Emitter:
+class Emitter:
+    """The loops around the micro-kernels: blocks of pixels, panels of filters, chunks of terms."""
+
+    pointers: ClassVar[frozenset[str]] = POINTERS
+    weight_words: ClassVar[int] = 1
+    """Words of 32 bits that the weights of a term and a column have; a term of x is one."""
+
     def __init__(self, spec: ChannelsLastGemm, m: Module) -> None:
         self.spec, self.lanes = spec, m.target.lanes(32)
         self.rows, self.line = spec.tile(m.target), self.lanes * 4
         sizes = self.sizes = spec.sizes(m.target)
         self.kinds = list(dict.fromkeys([(spec.width, False), (spec.last, spec.masked)]))
         self.micro = {
-            (kind, r): Micro(spec, m, *kind, r, sizes).function
-            for kind in self.kinds
-            for r in sizes
+            (kind, r): self.micro_kernel(m, *kind, r) for kind in self.kinds for r in sizes
         }
         if not spec.pointwise:
             self.fill = self._emit_fill(m)
         self.f = m.kernel()
-        self.o = Operands(self.f, spec.args, POINTERS)
+        self.o = Operands(self.f, spec.args, self.pointers)
+
+    def micro_kernel(self, m: Module, vectors: int, masked: bool, rows: int) -> Function:
+        return Micro(self.spec, m, vectors, masked, rows, self.sizes).function
+
+    def border(self) -> Value:
+        """A vector of what lies beside the image."""
+        return self.f.const(0, vec(self.lanes, f32))
 
     def emit(self) -> None:
         f, o = self.f, self.o
@@ -154,12 +171,17 @@ class _Emitter:
             return
         zeros = f.gep(o["scratch"], f["tid"].to(i64) * o["scratch_bytes"])
         size = f.ceil_div(o["run"], self.lanes) * self.line
+        border = self.border()
         for at in f.range(0, size, self.line):
-            f.store(f.const(0, vec(self.lanes, f32)), f.gep(zeros, at))
+            f.store(border, f.gep(zeros, at))
         self.zeros = zeros
         self.table = f.gep(zeros, (o["run"] * 4 + 63) & -64)
         entries = o["block"] * self.rows * self.taps * 8
         self.tiles = f.gep(self.table, (entries + 63) & -64)
+
+    def more(self, column: Value) -> list[Value]:
+        """Further arguments of the micro-kernels."""
+        return []
 
     def _prepare(
         self, made: Value, block: Value, number: Value, first: Value, count: Value
@@ -181,7 +203,7 @@ class _Emitter:
         """void fill(ptr args, ptr x, ptr zeros, ptr table, i64 pixel, i64 count)"""
         params = [("args", ptr), ("x", ptr), ("zeros", ptr), ("table", ptr)]
         f = m.function("fill", [*params, ("pixel", i64), ("count", i64)], internal=True)
-        o = Operands(f, self.spec.args, POINTERS)
+        o = Operands(f, self.spec.args, self.pointers)
         plane = o["out_height"] * o["out_width"]
         last = o["batch"] * plane - 1
         pitch = o["groups"] * o["channels"] * 4
@@ -211,7 +233,8 @@ class _Emitter:
         f, o, spec = self.f, self.o, self.spec
         group, panel = number.udiv(o["panels"]), number.urem(o["panels"])
         padded = ((o["panels"] - 1) * spec.width + spec.last) * self.line
-        b = f.gep(o["filters"], (group * padded + panel * (spec.width * self.line)) * self.terms)
+        words = self.terms * self.weight_words
+        b = f.gep(o["filters"], (group * padded + panel * (spec.width * self.line)) * words)
         column = group * o["columns"] + panel * (spec.width * self.lanes)
         if len(self.kinds) == 1:
             self._chunks(self.kinds[0], group, b, column, first, start, stop)
@@ -244,7 +267,7 @@ class _Emitter:
         vectors, masked = kind
         pitch = o["groups"] * o["columns"]
         term = at if spec.pointwise else at * o["run"]
-        weights = f.gep(b, term, vectors * self.line)
+        weights = f.gep(b, term, vectors * self.line * self.weight_words)
         left = o["columns"] - (column - group * o["columns"])
         tail = left - (vectors - 1) * self.lanes if masked else f.i64(0)
         bias = f.gep(o["bias"], column, 4) if spec.bias else f.null()
@@ -257,12 +280,13 @@ class _Emitter:
             else:
                 source = f.gep(self.table, (t * self.taps + at) * (rows * 8))
             place = pixel * pitch + column
-            out = f.gep(o["out"], place, 4)
+            out = f.gep(o["out"], place, spec.out_bytes)
             residual = f.gep(o["residual"], place, 4) if spec.residual else f.null()
             tile = f.gep(self.tiles, t, rows * spec.width * self.line)
             given = [
                 source, x_pitch, count, weights, taps, run, tile, goes_on.to(i64, signed=False),
-                stops.to(i64, signed=False), out, pitch * 4, bias, residual, tail,
+                stops.to(i64, signed=False), out, pitch * spec.out_bytes, bias, residual, tail,
+                *self.more(column),
             ]  # fmt: skip
             for r in f.cases(padded(f, count, self.sizes), self.sizes):
                 f.call(self.micro[kind, r], *given)
@@ -279,19 +303,22 @@ def padded(f: Function, count: Value, sizes: Sequence[int]) -> Value:
 class Micro:
     """void micro(…): a tile of up to `rows` pixels times `vectors` vectors of filters."""
 
+    params: ClassVar[list[tuple[str, Type]]] = MICRO
+    element: ClassVar[Type] = f32  # of the sums
+
     def __init__(
         self, spec: ChannelsLastGemm, m: Module, vectors: int, masked: bool, rows: int,
         sizes: Sequence[int],
     ) -> None:  # fmt: skip
         self.spec, self.vectors, self.masked, self.rows = spec, vectors, masked, rows
         self.lanes = m.target.lanes(32)
-        self.type = vec(self.lanes, f32)
+        self.type = vec(self.lanes, self.element)
         # fewer pixels would run in a smaller tile
         self.sure = max((s + 1 for s in sizes if s < rows), default=1)
         self.table_rows = sizes[0]
         kind = "rows" if spec.pointwise else "taps"
         name = f"{kind}{vectors}_{rows}" + "m" * masked
-        self.function = self.f = m.function(name, _MICRO, internal=True)
+        self.function = self.f = m.function(name, self.params, internal=True)
         self._emit()
 
     def _emit(self) -> None:
@@ -306,7 +333,7 @@ class Micro:
         if spec.pointwise:
             rows = [f.gep(f["rows"], f["row_stride"] * self._row(r)) for r in range(self.rows)]
             for k in sums.range(0, f["run"], guard=False):
-                sums.values = self._rank_one(rows, k, k, sums.values)
+                sums.values = self.rank_one(rows, k, k, sums.values)
         else:
             self._taps(sums)
         for stops in f.either(f["stops"].ne(0)):
@@ -314,7 +341,7 @@ class Micro:
                 for i, value in enumerate(sums.values):
                     f.store(value, f["tile"], i * self.type.bytes)
             else:
-                self._finish(sums.values)
+                self.finish(sums.values)
 
     def _taps(self, sums: object) -> None:
         f = self.f
@@ -325,7 +352,7 @@ class Micro:
             inner = f.carry(carry.values)  # type: ignore[attr-defined]
             base = tap * f["run"]
             for k in inner.range(0, f["run"], guard=False):
-                inner.values = self._rank_one(rows, k, base + k, inner.values)
+                inner.values = self.rank_one(rows, k, base + k, inner.values)
             carry.values = inner.values  # type: ignore[attr-defined]
 
     def _row(self, r: int) -> Value:
@@ -333,7 +360,7 @@ class Micro:
         f = self.f
         return f.i64(r) if r < self.sure else f.min(f["count"] - 1, r)
 
-    def _rank_one(
+    def rank_one(
         self, rows: Sequence[Value], k: Value, term: Value, sums: Sequence[Value]
     ) -> list[Value]:
         f, n = self.f, self.vectors
@@ -346,12 +373,11 @@ class Micro:
                 found.append(f.fma(x, weight, sums[len(found)]))
         return found
 
-    def _finish(self, sums: Sequence[Value]) -> None:
+    def finish(self, sums: Sequence[Value]) -> None:
         """Bias, residual, activation, and the store of the pixels that exist."""
         f, spec, n = self.f, self.spec, self.vectors
-        mask = f.lane_mask(f["tail"], self.lanes) if self.masked else None
-        masks = [mask if j == n - 1 else None for j in range(n)]
-        biases = [self._load(f["bias"], j, masks[j]) for j in range(n)] if spec.bias else []
+        masks = self.masks()
+        biases = [self.fetch(f["bias"], j, masks[j]) for j in range(n)] if spec.bias else []
 
         def store_row(r: int) -> None:
             out = f.gep(f["out"], f["out_stride"] * r)
@@ -361,22 +387,34 @@ class Micro:
                 if biases:
                     value = value + biases[j]
                 if residual is not None:
-                    value = value + self._load(residual, j, masks[j])
-                value = activate(spec.activation, value)
-                part = masks[j]
-                if part is None:
-                    f.store(value, out, j * self.type.bytes)
-                else:
-                    f.masked_store(value, out, part, j * self.type.bytes)
+                    value = value + self.fetch(residual, j, masks[j])
+                self.put(activate(spec.activation, value), out, j, masks[j])
 
+        self.each_row(store_row)
+
+    def masks(self) -> list[Value | None]:
+        """For each vector the lanes that are columns; None where all are."""
+        f, n = self.f, self.vectors
+        mask = f.lane_mask(f["tail"], self.lanes) if self.masked else None
+        return [mask if j == n - 1 else None for j in range(n)]
+
+    def each_row(self, store_row: Callable[[int], None]) -> None:
+        """Code that stores a row, for each row that exists."""
         for r in range(self.rows):
             if r < self.sure:
                 store_row(r)
             else:
-                for _ in f.when(f["count"] > r):
+                for _ in self.f.when(self.f["count"] > r):
                     store_row(r)
 
-    def _load(self, base: Value, j: int, mask: Value | None) -> Value:
+    def put(self, value: Value, out: Value, j: int, mask: Value | None) -> None:
+        at = j * value.type.bytes
+        if mask is None:
+            self.f.store(value, out, at)
+        else:
+            self.f.masked_store(value, out, mask, at)
+
+    def fetch(self, base: Value, j: int, mask: Value | None) -> Value:
         f, at = self.f, j * self.type.bytes
         if mask is None:
             return f.load(base, self.type, at)

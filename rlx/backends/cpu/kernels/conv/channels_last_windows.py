@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
-from rlx.llvm.builder import Module, Value, f32, vec
+from rlx.ir.dtype import DType, f32, u8
+from rlx.llvm.builder import Module, Value, i8, vec
+from rlx.llvm.builder import f32 as f32_type
 from rlx.llvm.nest.elements import activate
 from rlx.support.records import dataclass
 
@@ -37,6 +41,7 @@ class ChannelsLastWindows(KernelSpec):
     bias: bool = False
     residual: bool = False
     activation: str = "none"
+    dtype: DType = f32  # u8 and i8 for "max" alone
 
     @property
     def args(self) -> list[str]:
@@ -52,13 +57,14 @@ class _Emitter:
     def __init__(self, spec: ChannelsLastWindows, m: Module) -> None:
         self.spec, self.f = spec, m.kernel()
         self.o = Operands(self.f, spec.args, POINTERS)
-        self.lanes = m.target.lanes(32)
+        self.size = spec.dtype.bytes
+        self.lanes = m.target.lanes(8 * self.size)
         self.vectors = 2 if m.target.num_vector_registers >= 32 else 1
-        self.type = vec(self.lanes, f32)
+        self.type = vec(self.lanes, f32_type if spec.dtype is f32 else i8)
 
     def emit(self) -> None:
         f, o = self.f, self.o
-        self.pitch = o["channels"] * 4
+        self.pitch = o["channels"] * self.size
         lo, hi = f.split(o["batch"] * o["out_height"])
         for line in f.range(lo, hi):
             image, y = line.udiv(o["out_height"]), line.urem(o["out_height"])
@@ -120,7 +126,7 @@ class _Emitter:
         low, high = f.i64(0), f.i64(spec.taps_x)
         if not inside:
             low, high = self._inside(left, spec.dilation_x, spec.taps_x, o["width"])
-        source = f.gep(self.rows, left * self.pitch + c * 4)
+        source = f.gep(self.rows, left * self.pitch + c * self.size)
         step = o["stride_x"] * self.pitch
         weights = f.gep(o["filters"], c, 4) if spec.kind == "depthwise" else f.null()
         line, down = o["width"] * self.pitch, o["dilation_y"]
@@ -142,7 +148,7 @@ class _Emitter:
         number = (self.high - self.low) * (high - low)
         for p in range(pixels):
             for v in range(vectors):
-                place = (x + p) * self.pitch + c * 4 + v * self.type.bytes
+                place = (x + p) * self.pitch + c * self.size + v * self.type.bytes
                 value = self._result(sums.values[p * vectors + v], number, c, v, place, mask)
                 if mask is None:
                     f.store(value, f.gep(self.out, place))
@@ -151,7 +157,9 @@ class _Emitter:
 
     @property
     def _start(self) -> float:
-        return float("-inf") if self.spec.kind == "max" else 0.0
+        if self.spec.kind != "max":
+            return 0.0
+        return float("-inf") if self.spec.dtype is f32 else int(np.iinfo(self.spec.dtype.numpy).min)
 
     def _tap(
         self, x: Value, weights: Value, step: Value, pixels: int, vectors: int,
@@ -168,7 +176,8 @@ class _Emitter:
                 if kernel:
                     found.append(f.fma(value, kernel[v], total))
                 elif self.spec.kind == "max":
-                    found.append(f.max(total, value))
+                    largest = f.umax if self.spec.dtype is u8 else f.max
+                    found.append(largest(total, value))
                 else:
                     found.append(total + value)
         return found
@@ -179,9 +188,9 @@ class _Emitter:
         f, o, spec = self.f, self.o, self.spec
         if spec.kind == "mean":
             count = o["taps_y"] * spec.taps_x
-            return value / f.splat(count.to(f32), self.lanes)
+            return value / f.splat(count.to(f32_type), self.lanes)
         if spec.kind == "inner":
-            return value / f.splat(number.to(f32), self.lanes)
+            return value / f.splat(number.to(f32_type), self.lanes)
         if spec.bias:
             value = value + self._load(f.gep(o["bias"], c, 4), v, mask)
         if spec.residual:

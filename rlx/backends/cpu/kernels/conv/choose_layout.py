@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx.backends.cpu.kernels.conv.channels_last_gemm import panel_width
+from rlx.backends.cpu.kernels.conv.choose_int8 import INT8_OPS, build
 from rlx.backends.cpu.layouts.channels_last import ConvChannelsLast
 from rlx.ir.dim import same
-from rlx.ir.dtype import f32
+from rlx.ir.dtype import f32, i8, u8
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
@@ -80,9 +81,10 @@ class _Layout:
     # -- which graphs -----------------------------------------------------------------------------
 
     def pays(self) -> bool:
-        """A lone convolution is not worth two transposes, but for one that cuts patches."""
+        """A lone convolution of floats is not worth two transposes, unless it cuts patches."""
+        names = {n.op.name for n in self.graph.nodes}
         found = [n for n in self.graph.nodes if n.op.name == "conv" and self.suits(n)]
-        return len(found) > 1 or any(_cuts_patches(n) for n in found)
+        return bool(names & INT8_OPS) or len(found) > 1 or any(_cuts_patches(n) for n in found)
 
     def suits(self, node: Node) -> bool:
         x, w, *bias = node.inputs
@@ -140,6 +142,13 @@ class _Layout:
         if name == "conv":
             if self.suits(node):
                 self._conv(node)
+            return
+        if name in INT8_OPS:
+            rank = node.output.shape.rank
+            self.finish(
+                node,
+                lambda: build(self.graph, self.target, node, self.to_last(node.inputs[0], rank)),
+            )
             return
         if not any(self.twin(v) is not None for v in node.inputs):
             return
@@ -276,10 +285,11 @@ class _Layout:
 
     def _pool(self, node: Node) -> None:
         op: Any = node.op
-        if node.output.shape.dtype is not f32:
+        largest = op.name == "max_pool"
+        if node.output.shape.dtype not in ((f32, u8, i8) if largest else (f32,)):
             return
         made = lookup("pool_channels_last")(
-            largest=op.name == "max_pool", kernel=op.kernel, stride=op.stride, padding=op.padding,
+            largest=largest, kernel=op.kernel, stride=op.stride, padding=op.padding,
             count_include_pad=getattr(op, "count_include_pad", True),
         )  # fmt: skip
         self._same(node, made)

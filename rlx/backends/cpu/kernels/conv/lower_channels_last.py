@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cpu.kernels.conv.channels_last_gemm import ChannelsLastGemm
+from rlx.backends.cpu.kernels.conv.channels_last_int8 import ChannelsLastInt8
 from rlx.backends.cpu.kernels.conv.channels_last_windows import ChannelsLastWindows
 from rlx.backends.cpu.kernels.conv.channels_last_winograd import ChannelsLastWinograd
 from rlx.backends.cpu.layouts.channels_last import plain_size
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import Dim
 from rlx.ir.lir import aligned
-from rlx.ir.node import Node
+from rlx.ir.node import Node, Value
 from rlx.ir.ops.conv import Window
 from rlx.ir.shape import Shape
 from rlx.llvm.target import Target
@@ -52,30 +53,39 @@ def _geometry(down: _Axis, right: _Axis) -> dict[str, KernelArg]:
 
 
 class _Problem:
-    """A convolution with channels last, and its kernel."""
+    """A convolution with channels last, and its kernel. Sizes count words of 32 bits."""
 
     def __init__(self, node: Node, target: Target) -> None:
         op: Any = node.op
         self.node, self.op = node, op
         self.x, self.filters = node.inputs[:2]
-        bias, residual = op.extras(*node.inputs[2:])
-        self.extras = {"bias": bias, "residual": residual}
         window = op.plain.window(op.w.dims)
         self.down, self.right = _axes(window, self.x.shape, node.output.shape)
-        self.channels, self.columns = op.w.static_dims[1], op.w.static_dims[0] // op.groups
+        self.channels = self._words(op.w.static_dims[1])
+        self.columns = op.w.static_dims[0] // op.groups
         self._join_taps(window)
         lanes = op.lanes
         vectors = -(-self.columns // lanes)
         self.panels = -(-vectors * lanes // op.width)
         width = op.width // lanes
-        self.spec = ChannelsLastGemm(
-            width, vectors % width or width, self.columns % lanes > 0, self.is_pointwise,
-            bias is not None, residual is not None, op.activation,
-        )  # fmt: skip
+        self.spec = self._spec(width, vectors % width or width, self.columns % lanes > 0)
         area = min(self.down.stride * self.right.stride, self.taps)
         self.block = self.spec.block(target, self.channels * op.groups, area)
         self.zeros, self.table, tiles = self.spec.scratch(target, self.taps, self.run, self.block)
         self.worker_bytes = aligned(self.zeros + self.table + tiles)
+
+    def _words(self, channels: int) -> int:
+        return channels
+
+    def _spec(self, width: int, last: int, masked: bool) -> ChannelsLastGemm:
+        op = self.op
+        return ChannelsLastGemm(
+            width, last, masked, self.is_pointwise, op.has_bias, op.has_residual, op.activation
+        )  # fmt: skip
+
+    def _operands(self) -> dict[str, Value | None]:
+        bias, residual = self.op.extras(*self.node.inputs[2:])
+        return {"bias": bias, "residual": residual}
 
     def _join_taps(self, window: Window) -> None:
         """A row of taps is contiguous where nothing is padded beside it."""
@@ -110,8 +120,27 @@ class _Problem:
             "channels": self.channels, "taps_x": self.taps_x, "run": self.run,
             "block": self.block, "chunk_taps": taps, "chunk_run": run,
         }  # fmt: skip
-        args |= {name: Pointer(v) for name, v in self.extras.items() if v is not None}
+        args |= {name: Pointer(v) for name, v in self._operands().items() if v is not None}
         return _launch(node, self.spec, args)
+
+
+class _Int8Problem(_Problem):
+    """A convolution of 8-bit integers, four channels to a word."""
+
+    def _words(self, channels: int) -> int:
+        return channels // 4
+
+    def _spec(self, width: int, last: int, masked: bool) -> ChannelsLastGemm:
+        op, node = self.op, self.node
+        return ChannelsLastInt8(
+            width, last, masked, self.is_pointwise, op.has_bias, False, op.activation,
+            self.x.shape.dtype, node.output.shape.dtype if op.quantized else None,
+        )  # fmt: skip
+
+    def _operands(self) -> dict[str, Value | None]:
+        names = ["sums", "x_zero"] + ["scale", "y_zero"] * self.op.quantized
+        names += ["bias"] * self.op.has_bias
+        return dict(zip(names, self.node.inputs[2:], strict=True))
 
 
 def _launch(node: Node, spec: Any, args: dict[str, KernelArg]) -> KernelLaunch:
@@ -196,10 +225,19 @@ def _depthwise(node: Node) -> KernelLaunch:
     return _launch(node, spec, args)
 
 
+def _int8_scratch(node: Node, target: Target, threads: int) -> int:
+    return _Int8Problem(node, target).worker_bytes * threads
+
+
+@lowers("conv_channels_last_int8", scratch=_int8_scratch)
+def lower_int8(node: Node, ctx: Context) -> list[KernelLaunch]:
+    return [_Int8Problem(node, ctx.target).launch()]
+
+
 @lowers("pool_channels_last")
 def lower_pool(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     window = op.plain.window(node.inputs[0].shape.rank - 2)
     kind = "max" if op.largest else "mean" if op.count_include_pad else "inner"
-    spec = ChannelsLastWindows(kind, window.kernel[-1], 1)
+    spec = ChannelsLastWindows(kind, window.kernel[-1], 1, dtype=node.output.shape.dtype)
     return [_launch(node, spec, _windows(node, window, spec))]
