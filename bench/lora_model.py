@@ -16,8 +16,11 @@ from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import pairs_apart
 
 
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
 def write_lora_model(folder: Path) -> None:
-    """Every library begins with these weights."""
+    """Every library begins with these weights, and reads this text: our documentation."""
     model = ModelFile.open(resolve("smollm2-135m"))
     weights, c = model.weights(), model.config
     arrays: dict[str, Any] = {}
@@ -42,4 +45,6 @@ def write_lora_model(folder: Path) -> None:
         "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
+    np.save(folder / "tokens.npy", np.asarray(model.tokenizer().encode(text), np.int32))
     write_safetensors(folder / "model.safetensors", arrays)

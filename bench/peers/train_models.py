@@ -1,7 +1,8 @@
 """What `bench train` trains: sizes, first weights and batches, the same for every library.
 
-Weights have PyTorch's names and layouts. The text is of a Markov chain, so that there is something
-to learn; the images are noise around ten patterns.
+Weights have PyTorch's names and layouts. The text of the tiny GPT is of a Markov chain, so that
+there is something to learn, that of LoRA is our documentation; the images are noise around ten
+patterns.
 """
 
 from __future__ import annotations
@@ -101,7 +102,12 @@ def _cnn(sizes: Cnn, normal: Any) -> Weights:
 def batch(model: str, sizes: Any, step: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Inputs and targets of a step."""
     rng = np.random.default_rng([7, step])
-    if model != "cnn":
+    if model == "lora":
+        tokens = np.load(Path(sizes.folder) / "tokens.npy").astype(np.int64)
+        starts = rng.integers(0, tokens.size - sizes.context, sizes.batch)
+        text = tokens[starts[:, None] + np.arange(sizes.context + 1)]
+        return text[:, :-1], text[:, 1:]
+    if model == "gpt":
         following = np.random.default_rng(1).integers(0, sizes.vocab, (sizes.vocab, 4))
         choices = rng.integers(0, 4, (sizes.batch, sizes.context + 1))
         text = np.zeros(choices.shape, np.int64)

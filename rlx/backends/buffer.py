@@ -26,6 +26,7 @@ from rlx.support.machine import total_memory
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 _LARGE, _HUGE, _VAST = 1 << 20, 4 << 20, 1 << 30  # bytes
+_HUGE_PAGES_TO = 384 << 20  # bytes of a mapping, see map_pages
 
 
 class Buffer(ABC):
@@ -381,7 +382,9 @@ _NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 def map_pages(size: int) -> mmap.mmap:
-    """Pages of the system, huge ones where it has them, to save page table walks.
+    """Pages of the system, huge ones where it has them, to save page table walks. For the arena of
+    a training step, they would save a percent of its time; but a virtual machine that gives free
+    memory back to its host gets huge pages anew at some 2 s a GB, small ones at a sixth of that.
 
     An arena is as large as the bounds of its sizes, most of it never used: it is not reserved, or
     a process with such arenas could not fork."""
@@ -389,8 +392,9 @@ def map_pages(size: int) -> mmap.mmap:
         return mmap.mmap(-1, size)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     pages = mmap.mmap(-1, size, flags=flags)
-    with suppress(OSError):  # a kernel built without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    if size <= _HUGE_PAGES_TO:
+        with suppress(OSError):  # a kernel built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
 
 
