@@ -49,9 +49,18 @@ def _matmul(op: Any, g: Graph, inputs: Values, outputs: Values, grads: Grads) ->
     ]
 
 
+_FEW = 64  # rows of a product that are cheaper to have than as many columns
+
+
 def _of_right(g: Graph, right: Value, left: Value, ct: Value) -> Value:
-    """leftᵀ · ct, for a transposed matrix as (ctᵀ · left)ᵀ: what it is of has rows in memory."""
-    if right.node.op.name == "transpose":
+    """leftᵀ · ct, for a transposed matrix as (ctᵀ · left)ᵀ: what it is of has rows in memory. A
+    narrow matrix, such as an adapter's, is made as a wide one: its transpose costs nothing."""
+    rows, columns = right.shape.dims
+    swap = right.node.op.name == "transpose"
+    for few, other, turned in ((rows, columns, False), (columns, rows, True)):
+        if isinstance(few, int) and few < _FEW and isinstance(other, int) and other > few:
+            swap = turned
+    if swap:
         return swapped(g, g.matmul(swapped(g, ct), left))
     return g.matmul(swapped(g, left), ct)
 

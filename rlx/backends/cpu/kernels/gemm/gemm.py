@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
-from rlx.backends.cpu.kernels.gemm.microkernel import MicroKernels, TileShape
+from rlx.backends.cpu.kernels.gemm.microkernel import MR, MicroKernels, TileShape
 from rlx.backends.cpu.kernels.gemm.pack_operands import emit_pack
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType, f32
@@ -84,6 +84,7 @@ class Gemm(KernelSpec):
     w_unit: str = "n"  # the axis of w with unit stride: "n", "k" or "none"
     batch: int = 0  # number of batch axes
     single_row: bool = False  # m is 1
+    columns: int = 0  # n is at most this; 0: not known
 
     @property
     def args(self) -> list[str]:
@@ -109,7 +110,8 @@ class Gemm(KernelSpec):
         return self.x_unit == "k" and memory_type(self.x) is compute_type(self.epilogue.out)
 
     def tile_shape(self, target: Target) -> TileShape:
-        return TileShape.of(target, compute_type(self.epilogue.out), self.w)
+        shape = TileShape.of(target, compute_type(self.epilogue.out), self.w)
+        return shape.for_columns(self.columns) if self.columns else shape
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         """Bytes each worker needs when there are at most `rows` rows."""
@@ -238,7 +240,8 @@ class GemmEmitter:
         self.choose_kc(self["m"])
         self.packed_x = after = f.gep(self["scratch"], offset)
         if not self.spec.reads_x_in_place:
-            tall = f.ceil_div(mc, 2) * 2
+            grain = 2 if self.g.mr == MR else self.g.mr  # what the last tile is padded to
+            tall = f.ceil_div(mc, grain) * grain
             room = tall * self.kc
             if self.routed and not self.spec.packs_w:
                 # some row blocks have few rows

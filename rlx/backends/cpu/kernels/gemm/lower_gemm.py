@@ -141,12 +141,23 @@ def _transposed(problem: GemmProblem) -> GemmProblem:
 # -- one GEMM ---------------------------------------------------------------------------------
 
 
+_FEW_COLUMNS = (8, 16, 32)  # such as the rank of an adapter: kernels with tiles of their own
+
+
 def spec_of(problem: GemmProblem, epilogue: Epilogue, packed: bool = False) -> Gemm:
     single_row = packed and problem.m == 1 and not problem.batch
     return Gemm(
         problem.x.dtype, problem.w.dtype, epilogue, packed, problem.x_unit,
         "n" if packed else problem.w_unit, len(problem.batch), single_row,
+        0 if packed or epilogue.pair else _few_columns(problem),
     )  # fmt: skip
+
+
+def _few_columns(problem: GemmProblem) -> int:
+    n, k = problem.n, problem.k
+    if not isinstance(n, int) or (isinstance(k, int) and k < _FEW_COLUMNS[-1]):
+        return 0  # a product that is all overhead needs no kernel of its own
+    return next((most for most in _FEW_COLUMNS if n <= most), 0)
 
 
 def worker_bytes(problem: GemmProblem, spec: Gemm, target: Target, node: Node) -> int:
@@ -183,7 +194,7 @@ def _matmul_scratch(node: Node, target: Target, threads: int) -> int:
     most = replace(
         problem, m=rows.num_elements, n=rows.num_elements if problem.n == 1 else problem.n
     )
-    spec = replace(spec_of(problem, Epilogue(node.output.dtype)), x_unit="none")
+    spec = replace(spec_of(most, Epilogue(node.output.dtype)), x_unit="none")
     return worker_bytes(most, spec, target, node) * threads
 
 

@@ -47,6 +47,14 @@ class TileShape:
         vectors = 4 if converts else at_once
         return TileShape(acc, target.lanes(acc.bits), vectors, vectors_at_once=at_once)
 
+    def for_columns(self, columns: int) -> TileShape:
+        """The tile of a result with so few columns: no vectors without one, and rows enough to hide
+        the FMA latency."""
+        vectors = -(-columns // self.lanes)
+        if vectors >= self.vectors:
+            return self
+        return TileShape(self.acc, self.lanes, vectors, 8 if vectors == 1 else MR, vectors)
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Rows of the full tile and of the remainder tiles."""
