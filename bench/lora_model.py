@@ -15,7 +15,6 @@ from rlx.models.arch.llama import HF_NAMES
 from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import pairs_apart
 
-
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 

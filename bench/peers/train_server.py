@@ -20,10 +20,12 @@ THREADS, LIBRARY = int(sys.argv[1]), sys.argv[2]
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(THREADS)
 os.environ["RLX_NUM_THREADS"] = str(THREADS)
 if LIBRARY == "jax":
-    os.environ["XLA_FLAGS"] = " ".join([
-        os.environ.get("XLA_FLAGS", ""),  # may hold it to AVX2
-        f"--xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads={THREADS}",
-    ])
+    os.environ["XLA_FLAGS"] = " ".join(
+        [
+            os.environ.get("XLA_FLAGS", ""),  # may hold it to AVX2
+            f"--xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads={THREADS}",
+        ]
+    )
 
 import train_models as models  # noqa: E402
 

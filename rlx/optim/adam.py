@@ -14,7 +14,6 @@ from rlx.optim.optimizer import (
     check,
     decayed,
     lerp,
-    like,
     working,
     zeros_like,
 )
@@ -54,8 +53,8 @@ class Adam(Optimizer):
         having begun at zero."""
         mean = lerp(slots["mean"], g, 1 - self.beta1)
         square = slots["square"] * self.beta2 + g * g * (1 - self.beta2)
-        rate = like(now.rate / (1 - self.beta1**now.step), p)
-        root = like(rnp.sqrt(1 - self.beta2**now.step), p)
+        rate = now.once("rate", p.dtype, lambda n: n.rate / (1 - self.beta1**n.step))
+        root = now.once("root", p.dtype, lambda n: rnp.sqrt(1 - self.beta2**n.step))
         p = p - rate * (mean / (rnp.sqrt(square) / root + self.eps))
         return p, {"mean": mean, "square": square}
 

@@ -18,7 +18,7 @@ from rlx.nn.module import Module
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
 from rlx.numpy.tree import children_of, flatten, leaf_names, unflatten
-from rlx.support.records import dataclass
+from rlx.support.records import dataclass, field
 
 Params = TypeVar("Params")  # a tree of arrays
 State: TypeAlias = dict[str, Any]
@@ -41,6 +41,13 @@ class Moment:
 
     step: Array  # how many updates there will have been, from 1
     rate: Array
+    known: dict[object, Array] = field(default_factory=dict)
+
+    def once(self, key: object, dtype: DType, make: Callable[[Moment], Array]) -> Array:
+        """A number that parameters of an element type share: a trace has it once."""
+        if (key, dtype) not in self.known:
+            self.known[key, dtype] = make(self).astype(dtype)
+        return self.known[key, dtype]
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,9 @@ def decayed(param: Array, now: Moment, weight_decay: float, applies: bool) -> Ar
     """Decoupled weight decay: the parameter times 1 − rate · decay."""
     if not (weight_decay and applies):
         return param
-    return param * like(1 - now.rate * weight_decay, param)
+    return param * now.once(
+        ("kept", weight_decay), param.dtype, lambda n: 1 - n.rate * weight_decay
+    )
 
 
 def applies(mask: Mask | None, path: str, param: Array) -> bool:
