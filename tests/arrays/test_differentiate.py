@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,6 +189,30 @@ def test_checkpoint_computes_again_and_gives_the_same() -> None:
     assert counts["nothing"] == counts["plain"] + 2 == counts["matmuls"] + 2
     with pytest.raises(rlx.OptionError, match="unknown policy"):
         rlx.checkpoint(net, policy="everything")
+
+
+def test_a_checkpoint_keeps_a_sum_and_not_its_terms() -> None:
+    """A product beside an adapter costs no more memory than one alone: 16 layers of 128 x 256."""
+    w, a, x = draw(256, 256) / 16, draw(256, 4) / 16, draw(128, 256)
+
+    def arena(layer: Any) -> float:
+        @functools.partial(rlx.checkpoint, policy="matmuls")
+        def block(a: Any, x: Any) -> Any:
+            return rnp.tanh(layer(a, x))
+
+        def loss(a: Any, x: Any) -> Any:
+            for _ in range(16):
+                x = block(a, x)
+            return rnp.sum(x)
+
+        text = rlx.jit(rlx.grad(loss)).inspect(a, x, stage="lir")
+        size, unit = text.split("arena ", 1)[1].split()[:2]
+        return float(size) * {"KiB": 1, "MiB": 1024}[unit]
+
+    alone = arena(lambda a, x: x @ (w * rnp.sum(a)))
+    adapted = arena(lambda a, x: x @ w + x @ a @ a.T)
+    # the terms kept beside the sum would be 16 times 128 KiB more
+    assert adapted < alone + 5 * 128
 
 
 def test_stop_gradient() -> None:

@@ -28,6 +28,25 @@ def test_weight_stored_the_other_way_round():
     check(g, {"x": x, "w": w}, a @ b.T, np.abs(a) @ np.abs(b.T), 300)
 
 
+@pytest.mark.parametrize("view", ["neither", "x", "w"])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(300, 8, KC + 5), (101, 16, 600), (3, 30, 40), (9, 3, 70)]
+)
+def test_few_columns(m, n, k, view):
+    """The last tile of 101 or 300 packed rows is padded further than that of wide results."""
+    x, w = draw(1, m, k), draw(2, k, n)
+    g = Graph()
+    if view == "x":
+        left = g.transpose(g.input("x", (k, m)), (1, 0))
+    else:
+        left = g.input("x", (m, k))
+    right = g.transpose(g.input("w", (n, k)), (1, 0)) if view == "w" else g.input("w", (k, n))
+    g.set_outputs(g.matmul(left, right))
+    given = {"x": x.T.copy() if view == "x" else x, "w": w.T.copy() if view == "w" else w}
+    a, b = wide(x, w)
+    check(g, given, a @ b, np.abs(a) @ np.abs(b), k, packed=False)
+
+
 BATCHES = [
     ((3, 4, 20, 16), (3, 4, 16, 24)),
     ((3, 4, 20, 16), (4, 16, 24)),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.ir.graph import Graph
-from rlx.ir.node import UNKNOWN, Value
+from rlx.ir.node import UNKNOWN, Node, Value
 from rlx.ir.ops.custom import definition
 from rlx.ir.ops.derivatives import OptimizationBarrier, inline
 from rlx.passes.grad.reverse import linearize
@@ -55,9 +55,29 @@ def _checkpoint(
 
 
 def _kept_values(graph: Graph) -> list[Value]:
-    """Results of the ops that carry the work."""
+    """Results of the ops that carry the work. Instead of the terms of a sum, such as a product and
+    that of its adapter, the sum is kept where nothing else uses them."""
     load_rules()
-    return [n.output for n in graph.nodes if n.op.is_anchor and n.op.name in VJP]
+    users: dict[Value, list[Node | None]] = {v: [None] for v in graph.outputs}
+    for node in graph.nodes:
+        for v in node.inputs:
+            users.setdefault(v, []).append(node)
+    kept: dict[Value, None] = {}
+    for node in graph.nodes:
+        if node.op.is_anchor and node.op.name in VJP:
+            value = node.output
+            while (total := _sum_with(value, users)) is not None:
+                value = total
+            kept[value] = None
+    return list(kept)
+
+
+def _sum_with(value: Value, users: Mapping[Value, Sequence[Node | None]]) -> Value | None:
+    """The sum, of the same shape, that is the only use of a value."""
+    user, *others = users.get(value, [None])
+    if others or user is None or user.op.name != "add":
+        return None
+    return user.output if user.output.shape == value.shape else None
 
 
 def _same(copy: Graph, value: Value) -> Value:
