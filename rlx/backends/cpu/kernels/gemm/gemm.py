@@ -87,6 +87,10 @@ class Gemm(KernelSpec):
     columns: int = 0  # n is at most this; 0: not known
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         names = ["x", "w", "out", *self.epilogue.args, "scratch", "worker_bytes", "m", "n", "k"]
         names += ["x_stride_m", "x_stride_k"]
