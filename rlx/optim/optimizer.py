@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
 from typing import Any, TypeAlias, TypeVar
 
 import rlx.numpy as rnp
@@ -18,7 +19,7 @@ from rlx.nn.module import Module
 from rlx.numpy.array import Array
 from rlx.numpy.dispatch import as_array
 from rlx.numpy.tree import children_of, flatten, leaf_names, unflatten
-from rlx.support.records import dataclass, field
+from rlx.support.records import dataclass
 
 Params = TypeVar("Params")  # a tree of arrays
 State: TypeAlias = dict[str, Any]
