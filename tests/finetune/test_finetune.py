@@ -15,7 +15,10 @@ from finetune_models import chats, write_copy, write_lines, write_llama
 from safetensors.numpy import load_file
 
 import rlx
+from rlx.ir.quant.scheme import decode
 from rlx.models.finetune.history import History
+from rlx.models.model_file import ModelFile
+from rlx.models.to_gguf import quantize_model
 
 FAST = {"batch": 4, "learning_rate": 1e-2, "context": 64}
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -123,6 +126,25 @@ def test_merged_into_gguf(folder: Path, gguf: Path, tmp_path: Path, tuned: rlx.F
     # weights are rounded to 8 bits: 0.4 % of the largest of a block each, less in a sum
     error = logits(tmp_path / "q.gguf") - plain
     assert np.square(error).mean() < 1e-3 * np.square(plain).mean()
+
+
+def test_merged_into_a_file_of_four_bits(folder: Path, tmp_path: Path) -> None:
+    """What two small steps change is less than half a step of Q4_0."""
+    small = tmp_path / "small.gguf"
+    quantize_model(folder, small, "Q4_0")
+    made = rlx.finetune(small, chats(2), out=tmp_path / "a", steps=2, merge=tmp_path / "m.gguf",
+                        **FAST | {"learning_rate": 1e-3})  # fmt: skip
+
+    def down(path: Path) -> np.ndarray:
+        weight = ModelFile.open(path).weights().get("blk.0.ffn_down.weight")
+        return decode(weight.scheme, np.ascontiguousarray(weight.array))
+
+    found = down(tmp_path / "m.gguf") - down(small)
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_"
+    parts = load_file(made.path / TENSORS)
+    wanted = 2 * parts[f"{name}B.weight"] @ parts[f"{name}A.weight"]  # alpha / rank
+    # 8 bits round without a bias; rounded to 4 bits again, nothing would be left: 0
+    assert abs(np.sum(found * wanted) / np.sum(wanted * wanted) - 1) < 0.1
 
 
 def test_dora(folder: Path, tmp_path: Path) -> None:

@@ -142,16 +142,21 @@ def write_gguf_model(
     progress: Progress = silent, threads: int = 1,
 ) -> list[WrittenTensor]:  # fmt: skip
     """Write the model with changed weights as GGUF: of one type, or each tensor in that of the
-    model's file; packed ones that were trained whole become F16."""
+    model's file. Packed ones that were trained whole become F16. Those with an adapter become Q8_0
+    where they had fewer bits: a change below half a step of 4 bits would be rounded away."""
     metadata: Mapping[str, Any]
     if isinstance(model.file, GgufFile):
         file = model.file
         metadata = {k: v for k, v in file.metadata.items() if not k.startswith("split.")}
         sources = {name: _source(file, name, changes) for name in file.tensors}
         schemes = {n: i.scheme for n, i in file.tensors.items() if i.scheme is not None}
+        packed = {n for n in changes if n in schemes and not schemes[n].is_float}
         if is_full:
-            packed = {n for n in changes if n in schemes and not schemes[n].is_float}
             schemes |= dict.fromkeys(packed, GGUF_SCHEMES["F16"])
+        else:
+            eight = GGUF_SCHEMES["Q8_0"]
+            coarse = {n for n in packed if schemes[n].bits_per_element < eight.bits_per_element}
+            schemes |= dict.fromkeys(coarse, eight)
         types = file.types
     else:
         metadata, sources = gguf_of(model, changes)
