@@ -355,7 +355,9 @@ class _Emitter:
             f.barrier(THREADS)
             return products.out_columns(shape.out)
 
-        place = self._product(shape.out, place, 1, lambda: f.look(parts), combined, number)
+        place = self._product(
+            shape.out, place, 1, lambda: f.look(parts), combined, number, self.group
+        )
         self._add(shape.out, self.rank * shape.out.rows + OUT_SUMS * shape.hidden)
         self._note(number)
         return place
@@ -376,7 +378,7 @@ class _Emitter:
             products.put(values)
             return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
 
-        place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number)
+        place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number, share)
         row = self.block.udiv(shape.splits) * shape.down.rows
         self._add(shape.down, row + DOWN_SUMS * shape.hidden)
         self._note(number)
@@ -406,17 +408,19 @@ class _Emitter:
         look: Callable[[], list[Value]],
         columns: Callable[[list[Value] | None], Columns],
         number: Value,
+        share: Value | int = 0,
     ) -> Slot:
-        """Multiply, and store the sums of warps; weights are fetched while values are under way."""
+        """Multiply, and store the sums of warps; weights are fetched while values are under way.
+        The block has the `share`-th piece of each row of the matrix."""
         f, products = self.f, self.products
-        seen = look() if self.kernel.early else None
+        seen, left = look() if self.kernel.early else None, share * part.across
         if self._at_once(part):
-            tiles, place = products.fetch(part, place)
+            tiles, place = products.fetch(part, place, left)
             self._note(number)
             products.finish(part, tiles, columns(seen), buffer)
         else:
             self._note(number)
-            place = products.stream(part, place, buffer, columns(seen))
+            place = products.stream(part, place, buffer, columns(seen), left)
         self._note(number)
         f.barrier(THREADS)
         return place

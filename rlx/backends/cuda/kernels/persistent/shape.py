@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import gcd
 
 from rlx.llvm.builder import Type, bf16, f16
 from rlx.support.records import dataclass
@@ -11,6 +12,7 @@ WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
 TILE = 16  # rows that a tensor core multiplies at a time
 _BOX_ROW = 128  # bytes
+COPY_UNIT = 16  # bytes: where a tile begins in a row, and how wide it is
 _MOST_BOXES = 8
 _MOST_SHARED = 232_448  # bytes that a block may have
 _FEWEST_SLOTS = 6
@@ -24,9 +26,16 @@ class Side:
     columns: int
     unit: int
 
+    def used(self, columns: int) -> int:
+        """Bytes that so many columns have."""
+        return -(-columns // self.columns) * self.unit
+
     def bytes(self, columns: int) -> int:
-        """What is copied of a row: multiples of 16."""
-        return -(-columns // self.columns * self.unit // 16) * 16
+        """What is copied of a row, wherever a multiple of so many columns begins: tiles begin at
+        multiples of 16 bytes only."""
+        used = self.used(columns)
+        before = COPY_UNIT - gcd(used, COPY_UNIT)
+        return -(-(before + used) // COPY_UNIT) * COPY_UNIT
 
 
 @dataclass(frozen=True)
