@@ -115,8 +115,10 @@ class PackedProducts(Products):
         found = [words[0] | words[1] << 16]
         if part.scheme == "Q8_0":
             return found
-        skipped = self.f.i32(0) + slot * part.weights.sides[1].used(part.slot_columns)
-        at = start + row * part.side_bytes(1) + box * 4 + (skipped & COPY_UNIT - 1)
+        at = start + row * part.side_bytes(1) + box * 4
+        used = part.weights.sides[1].used(part.slot_columns)
+        if used % COPY_UNIT:  # slots do not begin where copies do
+            at = at + ((self.f.i32(0) + slot * used) & COPY_UNIT - 1)
         for half in range(2):
             offset = part.side_at(1) + (tile * TILE + 8 * half) * part.side_bytes(1)
             found.append(f.load_shared(at, i32, offset, align=4))

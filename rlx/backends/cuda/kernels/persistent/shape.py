@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from math import gcd
 
-from rlx.llvm.builder import Type, bf16, f16
+from rlx.llvm.builder import Type, Value, bf16, f16
 from rlx.support.records import dataclass
 
 WARPS = 16  # that multiply; one more copies
@@ -257,6 +257,11 @@ class DenseShape:
         return Part(HEAD_ROWS, self.hidden, self.hidden, scheme=self.schemes[4])
 
     @property
+    def head_parts(self) -> int:
+        """Slots above each other of the head, of all blocks."""
+        return -(-self.vocab // HEAD_ROWS)
+
+    @property
     def is_packed(self) -> bool:
         return bool(self.schemes[0])
 
@@ -303,6 +308,12 @@ class DenseShape:
     @property
     def words(self) -> int:
         return self.at_counts + 2
+
+    @property
+    def ahead(self) -> int:
+        """Slots that are best filled at a time: weights of narrow layers are less in the way of
+        values when there are fewer of them under way."""
+        return 2 if self.own <= 2 else 3
 
     # -- shared memory, in bytes ------------------------------------------------------------------
 
@@ -379,6 +390,15 @@ class DenseShape:
         return self.slots * self.slot_bytes + before
 
     @property
+    def at_position(self) -> int:
+        """Where the new position is, among the args; behind it how many layers there have been."""
+        return self.place(ARGS) + 8 * POSITION
+
+    def pieces(self, position: Value) -> Value:
+        """Those of the KV cache before a position."""
+        return (position + (self.piece - 1)).udiv(self.piece)
+
+    @property
     def shared(self) -> int:
         return self.slots * self.slot_bytes + self._behind
 
@@ -417,5 +437,6 @@ SUM_STRIDE = 4 * WARPS + 16  # bytes from row to row of the sums of warps
 HEAD_ROWS = 32  # of the head in a slot
 HEAD_TILES = 2  # times so many between two barriers
 FIXED_ARGS = 13
+POSITION = 6  # which of them
 POINTERS = 6  # of a layer, beside tensor maps
 BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, ARGS = range(9)
