@@ -39,6 +39,10 @@ class RecurrentStep(KernelSpec):
     blocked: bool  # r as `layouts.recurrent_blocks` has it, else [H, gates · H]
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         lstm = self.cell == "lstm"
         given = ["c"] * lstm + ["bias"] * self.bias
