@@ -2,8 +2,9 @@
 
 The file is a bundle: machine code for each combination of sizes that the function ran with, or for
 all sizes up to given ones, the arrays that it captured, and a table of its traces (guards, trees,
-static values, results). Loading needs no compiler and traces nothing. Like every bundle it is code: load only files you trust. What
-is in the table is checked, and nothing in it is imported or unpickled.
+static values, results). Loading needs no compiler and traces nothing. Like every bundle it is code:
+load only files you trust. What is in the table is checked, and nothing in it is imported or
+unpickled.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _programs(number: int, traced: CompiledTrace, up_to: Mapping[str, int]) -> l
                 )  # fmt: skip
         most = {**own, **bounds}
         for symbol, dim in served.quotients:
-            if bounds.keys() & dim.symbols:
+            if isinstance(dim, Expr) and bounds.keys() & dim.symbols:
                 bounds[symbol] = max(evaluate(dim, most), own[symbol])
         known = (p.serves(served.sizes(p.shapes) or {}, own) for p in found)
         if not any(known):
