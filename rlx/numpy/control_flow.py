@@ -74,10 +74,10 @@ def cond(pred: Any, on_true: Callable[..., R], on_false: Callable[..., R], *oper
     for branch, other in ((then, otherwise), (otherwise, then)):
         branch.add_prints(other)
         _share_operands(then, otherwise)
-    if not then.results:
-        return unflatten(then.structure, [])  # type: ignore[no-any-return]
-    made = lookup("cond")(then=Body(then.body()), otherwise=Body(otherwise.body()))
-    results = apply_op(parent, made, [flag, *values, *otherwise.trace.operands])
+    results: list[Tracer] = []
+    if then.results:
+        made = lookup("cond")(then=Body(then.body()), otherwise=Body(otherwise.body()))
+        results = apply_op(parent, made, [flag, *values, *otherwise.trace.operands])
     if then.trace.prints or otherwise.trace.prints:
         printed = iter(results[count:])
         prints = [with_tracers(b.trace.prints, printed) for b in branches]

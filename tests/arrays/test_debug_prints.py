@@ -95,6 +95,13 @@ def test_the_branch_that_runs_prints(jitted: bool, capsys: pytest.CaptureFixture
         assert capsys.readouterr().out.splitlines() == [*lines, "end"]
 
 
+def test_a_branch_that_only_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    f = rlx.jit(lambda x: rlx.cond(x > 0, lambda: rlx.debug.print("yes"), lambda: None))
+    for x in (1, -1, 2):
+        assert f(rnp.asarray(x)) is None
+    assert capsys.readouterr().out == "yes\nyes\n"
+
+
 def test_prints_of_branches_in_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
     def even(i: Any) -> Any:
         rlx.debug.print("{} even", i)
