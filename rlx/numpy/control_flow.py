@@ -19,7 +19,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import i64
 from rlx.ir.op import lookup
 from rlx.numpy.array import Array, Tracer
-from rlx.numpy.debug import PrintLoop, tracers_of, with_tracers
+from rlx.numpy.debug import PrintBranch, PrintLoop, tracers_of, with_tracers
 from rlx.numpy.dispatch import as_array
 from rlx.numpy.elementwise import add, less, subtract
 from rlx.numpy.trace import Size, Trace, recording_trace
@@ -68,15 +68,29 @@ def cond(pred: Any, on_true: Callable[..., R], on_false: Callable[..., R], *oper
         branch.call(partial(function, *unflatten(structure, given)))
         branches.append(branch)
     then, otherwise = branches
-    for outer in otherwise.trace.operands[len(then.trace.operands) :]:
-        then.trace.add_operand(outer)
-    require_no_prints("cond", *branches)
+    _share_operands(then, otherwise)
     _require_same_results(then, otherwise)
-    if not then.results:
-        return unflatten(then.structure, [])  # type: ignore[no-any-return]
-    made = lookup("cond")(then=Body(then.body()), otherwise=Body(otherwise.body()))
-    operand_values = [flag, *values, *otherwise.trace.operands]
-    return unflattened(parent, made, operand_values, then.structure)  # type: ignore[no-any-return]
+    count = len(then.results)
+    for branch, other in ((then, otherwise), (otherwise, then)):
+        branch.add_prints(other)
+        _share_operands(then, otherwise)
+    results: list[Tracer] = []
+    if then.results:
+        made = lookup("cond")(then=Body(then.body()), otherwise=Body(otherwise.body()))
+        results = apply_op(parent, made, [flag, *values, *otherwise.trace.operands])
+    if then.trace.prints or otherwise.trace.prints:
+        printed = iter(results[count:])
+        prints = [with_tracers(b.trace.prints, printed) for b in branches]
+        parent.prints.append(PrintBranch(Tracer(parent, flag), *prints))
+    return unflatten(then.structure, results[:count])  # type: ignore[no-any-return]
+
+
+def _share_operands(*branches: TracedBody) -> None:
+    """Give branches the operands that one of them has more."""
+    longest = max(branches, key=lambda b: len(b.trace.operands))
+    for branch in branches:
+        for outer in longest.trace.operands[len(branch.trace.operands) :]:
+            branch.trace.add_operand(outer)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., R]], *operands: Any) -> R:

@@ -2,7 +2,8 @@
 
 A print inside `rlx.jit` becomes hidden results of the graph, so that no pass removes or moves it.
 They are printed when the run is over, in order. In the body of a `scan`, `map` or `fori_loop` the
-values of all iterations are stacked and printed one after the other.
+values of all iterations are stacked and printed one after the other. Of the branches of a `cond`
+the one that ran is printed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ class PrintLoop(NamedTuple):
     records: list[Any]
     marker: Tracer
     reverse: bool
+
+
+class PrintBranch(NamedTuple):
+    """The prints of two branches, and which of them ran. The values of the other are zeros."""
+
+    marker: Tracer
+    then: list[Any]
+    otherwise: list[Any]
 
 
 def print(template: str, /, *values: Any, **named: Any) -> None:
@@ -86,6 +95,8 @@ def tracers_of(records: Sequence[Any]) -> list[Tracer]:
     for record in records:
         if isinstance(record, PrintLoop):
             found += [record.marker, *tracers_of(record.records)]
+        elif isinstance(record, PrintBranch):
+            found += [record.marker, *tracers_of(record.then), *tracers_of(record.otherwise)]
         else:
             found += [x for x in record.leaves if isinstance(x, Tracer)]
     return found
@@ -98,6 +109,9 @@ def with_tracers(records: Sequence[Any], tracers: Iterator[Tracer]) -> list[Any]
         if isinstance(record, PrintLoop):
             marker = next(tracers)
             made.append(PrintLoop(with_tracers(record.records, tracers), marker, record.reverse))
+        elif isinstance(record, PrintBranch):
+            marker, then = next(tracers), with_tracers(record.then, tracers)
+            made.append(PrintBranch(marker, then, with_tracers(record.otherwise, tracers)))
         else:
             leaves = [next(tracers) if isinstance(x, Tracer) else x for x in record.leaves]
             made.append(record._replace(leaves=leaves))
@@ -111,6 +125,10 @@ def show(records: Sequence[Any], values: Mapping[int, Any], index: tuple[int, ..
             count = len(values[id(record.marker)][index])
             for i in reversed(range(count)) if record.reverse else range(count):
                 show(record.records, values, (*index, i))
+            continue
+        if isinstance(record, PrintBranch):
+            ran = values[id(record.marker)][index]
+            show(record.then if ran else record.otherwise, values, index)
             continue
         leaves = [
             Array(np.asarray(values[id(x)][index])) if isinstance(x, Tracer) else x

@@ -1,25 +1,26 @@
 """A jitted function in a file: `f.save(path)` and `rlx.load_function(path)`.
 
-The file is a bundle: machine code for each combination of sizes that the function ran with, the
-arrays that it captured, and a table of its traces (guards, trees, static values, results). Loading
-needs no compiler and traces nothing. Like every bundle it is code: load only files you trust. What
-is in the table is checked, and nothing in it is imported or unpickled.
+The file is a bundle: machine code for each combination of sizes that the function ran with, or for
+all sizes up to given ones, the arrays that it captured, and a table of its traces (guards, trees,
+static values, results). Loading needs no compiler and traces nothing. Like every bundle it is code:
+load only files you trust. What is in the table is checked, and nothing in it is imported or
+unpickled.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlx.backends.registry import Device
 from rlx.errors import FormatError, InputError, RlxError, UnsupportedError
-from rlx.ir.binding import infer_sizes
-from rlx.ir.dim import Expr
+from rlx.ir.binding import UpTo, infer_sizes
+from rlx.ir.dim import Expr, evaluate
 from rlx.ir.dtype import DType
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
@@ -32,7 +33,7 @@ from rlx.numpy.tree import LEAF, Structure
 from rlx.runtime.bundle import Bundle, load_bundle, write_bundle
 from rlx.runtime.compiled import CompiledGraph
 
-_TABLE, _FORMAT = "function", 1
+_TABLE, _FORMAT = "function", 2
 _COMPARISONS = ("==", "<", "<=", ">", ">=")
 _CONTAINERS: dict[str, type[Any]] = {
     "None": type(None), "dict": dict, "list": list, "tuple": tuple,
@@ -45,19 +46,21 @@ _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
 
 def write_function(
     path: str | os.PathLike[str], parameters: Parameters,
-    traces: Sequence[tuple[Any, CompiledTrace]], device: Device,
+    traces: Sequence[tuple[Any, CompiledTrace]], device: Device, up_to: Mapping[str, int],
 ) -> Path:  # fmt: skip
-    """Write the traces of a function, each with the key that calls find it by."""
+    """Write the traces of a function, each with the key that calls find it by. `up_to` has the
+    largest of some sizes, by their symbols."""
+    _require_symbols(parameters, traces, up_to)
     artifacts, arrays, rows = {}, dict[str, Data](), []
     for i, (key, traced) in enumerate(traces):
-        compiled = traced.compiled
-        names = []
-        for j, shapes in enumerate(traced.bound_shapes):
-            name = f"{i}.{j}"
-            if isinstance(compiled, CompiledGraph):
-                artifacts[name] = _artifact(compiled, (*shapes, *_shapes(traced.captured)))
-            names.append((name, shapes))
-        rows.append(_row(i, key, traced, tuple(names), arrays))
+        compiled, programs = traced.compiled, _programs(i, traced, up_to)
+        if isinstance(compiled, CompiledGraph):
+            captured = _shapes(traced.captured)
+            for program in programs:
+                shapes = (*program.shapes, *captured)
+                artifacts[program.name] = _artifact(compiled, shapes, program.bounds)
+        table = tuple([(p.name, p.shapes, tuple(p.bounds.items())) for p in programs])
+        rows.append(_row(i, key, traced, table, arrays))
     if not artifacts:
         raise InputError(
             "nothing to save", where=parameters.function, got="no call that computed anything",
@@ -70,7 +73,70 @@ def write_function(
     return write_bundle(path, artifacts, params=arrays, extras={_TABLE: Writer().value(about)})
 
 
-def _artifact(compiled: CompiledGraph, shapes: Shapes) -> Any:
+class _Program(NamedTuple):
+    """The code of a trace for some sizes: those of `shapes`, but any up to its bound where a symbol
+    has one."""
+
+    name: str
+    shapes: Shapes
+    bounds: Mapping[str, int]
+
+    def serves(self, own: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+        """Whether it computes `sizes`; `own` are those of its shapes."""
+        bounds = self.bounds
+        return all(n <= bounds[s] if s in bounds else n == own[s] for s, n in sizes.items())
+
+
+def _require_symbols(
+    parameters: Parameters, traces: Iterable[tuple[Any, CompiledTrace]], up_to: Mapping[str, int]
+) -> None:
+    known = {s for _, traced in traces for shape in traced.served.shapes for s in shape.symbols}
+    unknown = sorted(up_to.keys() - known)
+    if unknown:
+        raise InputError(
+            "up_to names no size of the arguments", where=parameters.function,
+            got=", ".join(unknown), expected=f"some of {', '.join(sorted(known)) or 'none'}",
+            hint="f.variants() shows the arguments with their sizes",
+        )  # fmt: skip
+
+
+def _programs(number: int, traced: CompiledTrace, up_to: Mapping[str, int]) -> list[_Program]:
+    """The programs that serve the sizes that a trace ran with, and all up to the given ones."""
+    served, found = traced.served, list[_Program]()
+    for shapes in traced.bound_shapes:
+        own = served.sizes(shapes) or {}
+        bounds = _with_equals({s: up_to[s] for s in own if s in up_to}, served)
+        for symbol, bound in bounds.items():
+            if own[symbol] > bound:
+                raise InputError(
+                    "it ran with a larger size than it is saved for", where=traced.name,
+                    got=f"{symbol} = {own[symbol]}", expected=f"at most {bound}",
+                )  # fmt: skip
+        most = {**own, **bounds}
+        for symbol, dim in served.quotients:
+            if isinstance(dim, Expr) and bounds.keys() & dim.symbols:
+                bounds[symbol] = max(evaluate(dim, most), own[symbol])
+        known = (p.serves(served.sizes(p.shapes) or {}, own) for p in found)
+        if not any(known):
+            found.append(_Program(f"{number}.{len(found)}", shapes, bounds))
+    return found
+
+
+def _with_equals(bounds: dict[str, int], served: Served) -> dict[str, int]:
+    """The bounds, and the same for symbols that guards hold equal to one that has one."""
+    equal = [
+        (str(g.left), str(g.right)) for g in served.guards if g.comparison == "==" and g.answer
+    ]
+    known = {s for shape in served.shapes for s in shape.symbols}
+    pairs = [pair for pair in equal if known.issuperset(pair)]
+    for _ in pairs:  # each may reach one more
+        for a, b in (*pairs, *[(b, a) for a, b in pairs]):
+            if a in bounds:
+                bounds.setdefault(b, bounds[a])
+    return bounds
+
+
+def _artifact(compiled: CompiledGraph, shapes: Shapes, bounds: Mapping[str, int]) -> Any:
     from rlx.runtime.pipeline import Specialized
     from rlx.runtime.template import Template
 
@@ -79,13 +145,13 @@ def _artifact(compiled: CompiledGraph, shapes: Shapes) -> Any:
     assert isinstance(template, Template)
     named = zip(template.signature.inputs.items(), shapes, strict=True)
     sizes = infer_sizes([(name, shape, dims) for (name, shape), dims in named])
-    bound = {s: sizes[s] for s in template.open_symbols}
     binding = template.options.binding
-    for symbol, size in bound.items():
+    for symbol in template.open_symbols:
+        size = UpTo(bounds[symbol]) if symbol in bounds else sizes[symbol]
         binding = binding.with_size(symbol, size)
     plain = replace(template, donated={})  # what is saved changes no argument
     fixed = plain.with_options(replace(template.options, binding=binding))
-    return Specialized(fixed, plain.plan(bound)).artifact()
+    return Specialized(fixed, fixed.plan({})).artifact()
 
 
 def _shapes(arrays: Iterable[Data]) -> Shapes:
@@ -183,10 +249,10 @@ class LoadedFunction:
 
     def __init__(
         self, parameters: Parameters, traces: dict[Any, list[CompiledTrace]],
-        sizes: dict[CompiledTrace, set[Shapes]],
+        saved: dict[CompiledTrace, _Saved],
     ) -> None:  # fmt: skip
         self.__name__ = parameters.function
-        self._parameters, self._traces, self._sizes = parameters, traces, sizes
+        self._parameters, self._traces, self._saved = parameters, traces, saved
         self._exact: dict[Any, Callable[[Sequence[Data]], Any]] = {}
 
     def __call__(self, *args: object, **named: object) -> Any:
@@ -206,24 +272,28 @@ class LoadedFunction:
         types = tuple([d.dtype for d in call.datas])
         ranks = tuple([d.ndim for d in call.datas])
         for traced in self._traces.get((call.structure, call.static, types, ranks), ()):
-            if call.shapes in self._sizes[traced] and traced.served.holds(call.shapes):
+            if self._saved[traced].find(call.shapes) is not None:
                 return traced
         given = ", ".join([str(Shape(d.shape, d.dtype)) for d in call.datas])
         static = "".join([f", {name}={value!r}" for name, value in call.static_values])
         raise InputError(
             "no saved variant serves this call", where=self.__name__, got=f"{given}{static}",
-            expected=f"one of {'; '.join(self._saved())}",
-            hint="call the function with these before you save it",
+            expected=f"one of {'; '.join(self._shown())}",
+            hint="call the function with these before you save it, or save it up to larger sizes: "
+            "f.save(path, up_to=…)",
         )  # fmt: skip
 
-    def _saved(self) -> list[str]:
+    def _shown(self) -> list[str]:
         """The calls that were saved, in words."""
         found = []
         for (_, static, types, _), traces in self._traces.items():
             for traced in traces:
-                for shapes in sorted(self._sizes[traced]):
-                    rows = zip(traced.served.names, shapes, types, strict=True)
+                saved = self._saved[traced]
+                for program in sorted(saved.programs, key=lambda p: p.shapes):
+                    rows = zip(saved.served.names, saved.shown(program), types, strict=True)
                     shown = [f"{n} {Shape(s, t)}" for n, s, t in rows]
+                    sizes = {s for shape in saved.served.shapes for s in shape.symbols}
+                    shown += [f"{s} <= {n}" for s, n in program.bounds.items() if s in sizes]
                     shown += [f"{name}={_plain_value(key)!r}" for name, key in static]
                     found.append(", ".join(shown))
         return found
@@ -237,13 +307,34 @@ class LoadedFunction:
 
 
 class _Saved:
-    """The saved programs of a trace, by the shapes of arguments and captured arrays."""
+    """The saved programs of a trace, by the shapes of arguments."""
 
-    def __init__(self, bundle: Bundle, names: dict[Shapes, str]) -> None:
-        self.bundle, self.names = bundle, names
+    def __init__(self, bundle: Bundle, served: Served, programs: Sequence[_Program]) -> None:
+        self.bundle, self.served, self.programs = bundle, served, programs
+        self._own = [served.sizes(p.shapes) for p in programs]
+
+    def find(self, shapes: Shapes) -> _Program | None:
+        """The program that serves a call."""
+        sizes = self.served.sizes(shapes)
+        if sizes is None or not self.served.holds(shapes):
+            return None
+        for program, own in zip(self.programs, self._own, strict=True):
+            if own is not None and program.serves(own, sizes):
+                return program
+        return None
+
+    def shown(self, program: _Program) -> list[tuple[Any, ...]]:
+        """The shapes that a program serves: sizes, or symbols where they have bounds."""
+        pairs = zip(self.served.shapes, program.shapes, strict=True)
+        return [
+            tuple([d if str(d) in program.bounds else n for d, n in zip(shape, ran, strict=True)])
+            for shape, ran in pairs
+        ]
 
     def caller(self, shapes: Shapes) -> Callable[..., Sequence[Data]]:
-        return self.bundle[self.names[shapes]].caller(shapes)
+        program = self.find(shapes[: len(self.served.shapes)])
+        assert program is not None  # calls that none serves are refused before
+        return self.bundle[program.name].caller(shapes)
 
 
 def load_function(
@@ -280,14 +371,14 @@ class _Loader:
             raise FormatError("another version of the format", got=version, expected=_FORMAT)
         parameters = Parameters(_text(name), tuple(map(_text, names)), frozenset(static))
         traces: dict[Any, list[CompiledTrace]] = {}
-        sizes: dict[CompiledTrace, set[Shapes]] = {}
+        found: dict[CompiledTrace, _Saved] = {}
         for row in rows:
-            key, traced, shapes = self._trace(parameters.function, row)
+            key, traced, saved = self._trace(parameters.function, row)
             traces.setdefault(key, []).append(traced)
-            sizes[traced] = shapes
-        return LoadedFunction(parameters, traces, sizes)
+            found[traced] = saved
+        return LoadedFunction(parameters, traces, found)
 
-    def _trace(self, name: str, row: Any) -> tuple[Any, CompiledTrace, set[Shapes]]:
+    def _trace(self, name: str, row: Any) -> tuple[Any, CompiledTrace, _Saved]:
         (
             structure, static, types, names, shapes, guards, quotients, leaves, of_result,
             captured, programs, computes, reason,
@@ -298,18 +389,17 @@ class _Loader:
             tuple([_guard(g) for g in guards]),
             tuple([(_text(s), _dim(d)) for s, d in quotients]),
         )  # fmt: skip
-        by_shapes = {_sizes(given): _text(program) for program, given in programs}
-        within = {(*given, *_shapes(arrays)): program for given, program in by_shapes.items()}
+        saved = _Saved(self.bundle, served, [_program(*given) for given in programs])
         result = Result([self._leaf(*leaf) for leaf in leaves], self._structure(of_result), [])
-        saved = _Saved(self.bundle, within) if computes else None
-        traced = CompiledTrace(name, served, result, _text(reason), arrays, saved, None)
+        runs = saved if computes else None
+        traced = CompiledTrace(name, served, result, _text(reason), arrays, runs, None)
         key = (
             self._structure(structure),
             tuple([(_text(n), exact_value(value)) for n, value in static]),
             tuple([DType.of(t).numpy for t in types]),
             tuple([s.rank for s in served.shapes]),
         )
-        return key, traced, set(by_shapes)
+        return key, traced, saved
 
     def _structure(self, row: Any) -> Structure:
         if row == LEAF:
@@ -345,6 +435,10 @@ def _guard(row: Any) -> Guard:
     if comparison not in _COMPARISONS or not isinstance(answer, bool):
         raise FormatError("not a guard", got=repr(row))
     return Guard(_dim(left), comparison, _dim(right), answer, _text(where), _text(why))
+
+
+def _program(name: Any, shapes: Any, bounds: Any) -> _Program:
+    return _Program(_text(name), _sizes(shapes), {_text(s): _index(n) for s, n in bounds})
 
 
 def _shape(value: Any) -> Shape:

@@ -330,13 +330,16 @@ class JitFunction(Generic[P, R]):
         """The traces so far: why each was made, its arguments, its guards, how often it ran."""
         return [traced.describe() for known in self._traces.values() for traced in known]
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str], *, up_to: Mapping[str, int] | None = None) -> Path:
         """Write all traces so far, with machine code for all sizes they ran with, to a file for
-        `rlx.load_function`."""
+        `rlx.load_function`.
+
+        `up_to` names sizes as `variants` shows them, and has one program serve all up to these:
+        `f.save(path, up_to={"x_0": 512})`. It takes the memory of the largest."""
         from rlx.numpy.function_file import write_function  # late: a start does without it
 
         rows = [(key, traced) for key, traces in self._traces.items() for traced in traces]
-        return write_function(path, self._parameters, rows, self._session.device)
+        return write_function(path, self._parameters, rows, self._session.device, up_to or {})
 
     def clear_cache(self) -> None:
         """Forget all traces; the next call traces again."""

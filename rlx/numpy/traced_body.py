@@ -56,6 +56,17 @@ class TracedBody:
             self.results.append(graph.constant(np.zeros((), np.bool_)))
             self.results += [self.trace.enter(x.own, x.home) for x in tracers_of(prints)]
 
+    def add_prints(self, other: TracedBody) -> None:
+        """Results of a branch for what it prints, and zeros of the other branch in their place."""
+        with self.trace.reopened():
+            found = [self.trace.enter(x.own, x.home) for x in tracers_of(self.trace.prints)]
+        self.results += found
+        with other.trace.reopened() as graph:
+            for value in found:
+                zero = graph.constant(np.zeros((), np.bool_))
+                zeros = graph.cast(zero, value.shape.dtype)
+                other.results.append(graph.expand(zeros, value.shape.dims))
+
     def convert(self, i: int, wanted: DType) -> Value:
         """Result i in the type of what it stands beside, if it was a Python number."""
         value = self.results[i]
@@ -204,8 +215,8 @@ def require_functions(where: str, *functions: Any) -> None:
 def require_no_prints(where: str, *bodies: TracedBody) -> None:
     if any(body.trace.prints for body in bodies):
         raise UnsupportedError(
-            "a print inside a branch or a while_loop", where="debug.print", got=f"in {where}",
-            expected="one outside, or in the body of scan, map or fori_loop",
+            "a print inside a while_loop", where="debug.print", got=f"in {where}",
+            expected="one outside, in a branch, or in the body of scan, map or fori_loop",
             hint="return the value, and print it afterwards",
         )  # fmt: skip
 

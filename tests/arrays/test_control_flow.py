@@ -175,11 +175,6 @@ def test_errors_of_traced_branches_and_loops() -> None:
             rlx.DTypeError,
             "one truth value",
         ),
-        (
-            lambda x: rlx.cond(x[0] > 0, lambda: rlx.debug.print("no"), lambda: None),
-            rlx.UnsupportedError,
-            "print inside a branch",
-        ),
     ):
         with pytest.raises(error, match=message):
             rlx.jit(function)(x)

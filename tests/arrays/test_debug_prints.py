@@ -62,6 +62,66 @@ def test_prints_of_a_loop_follow_its_iterations(
     assert capsys.readouterr().out.splitlines() == lines
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_branch_that_runs_prints(jitted: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Branches that print different things, also what only they read, a loop and a branch."""
+
+    def f(x: Any, y: Any) -> Any:
+        def rows(v: Any) -> Any:
+            rlx.scan(lambda c, r: (rlx.debug.print("row {}", r), (c, None))[1], 0, y)
+            return v + 1
+
+        def less(v: Any) -> Any:
+            rlx.debug.print("less {} {}", v, rnp.sum(y))
+            return rlx.switch(v + 5, [nothing, deeper], v)
+
+        def deeper(v: Any) -> Any:
+            rlx.debug.print("deeper")
+            return v
+
+        def nothing(v: Any) -> Any:
+            return v * 2
+
+        return rlx.cond(x > 0, rows, less, x), rlx.debug.print("end")
+
+    run = rlx.jit(f) if jitted else f
+    y = rnp.asarray(np.array([1, 2], np.float32))
+    for x, result, lines in (
+        (3, 4, ["row 1.0", "row 2.0"]),
+        (-5, -10, ["less -5 3.0"]),
+        (-4, -4, ["less -4 3.0", "deeper"]),
+    ):
+        assert int(run(rnp.asarray(x), y)[0]) == result
+        assert capsys.readouterr().out.splitlines() == [*lines, "end"]
+
+
+def test_a_branch_that_only_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    f = rlx.jit(lambda x: rlx.cond(x > 0, lambda: rlx.debug.print("yes"), lambda: None))
+    for x in (1, -1, 2):
+        assert f(rnp.asarray(x)) is None
+    assert capsys.readouterr().out == "yes\nyes\n"
+
+
+def test_prints_of_branches_in_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    def even(i: Any) -> Any:
+        rlx.debug.print("{} even", i)
+
+    @rlx.jit
+    def f(n: Any) -> Any:
+        def step(i: Any, c: Any) -> Any:
+            rlx.cond(i % 2 == 0, even, lambda i: None, i)
+            return c + i
+
+        return rlx.fori_loop(0, 4, step, n)
+
+    assert int(f(rnp.asarray(1))) == 7
+    assert capsys.readouterr().out.splitlines() == ["0 even", "2 even"]
+    with pytest.raises(rlx.UnsupportedError, match="inside a while_loop"):
+        rlx.jit(lambda x: rlx.while_loop(lambda c: c < 3, lambda c: (even(c), c + 1)[1], x))(
+            rnp.asarray(0)
+        )
+
+
 def test_a_template_that_does_not_fit_is_an_error() -> None:
     for call in (
         lambda: rlx.debug.print("{}"),

@@ -107,6 +107,40 @@ def test_guards_and_static_values_choose_the_trace(tmp_path: Path) -> None:
         rlx.jit(lambda x: loaded(x, 1))(x)
 
 
+def test_one_program_serves_all_sizes_up_to_a_bound(tmp_path: Path) -> None:
+    """No size here but the first was ever run. Sizes that are held equal share the bound, and
+    `x_0 // 4`, which the graph has of its own, follows."""
+
+    def f(x: Any, w: Any) -> Any:
+        by_fours = rnp.reshape(x, (-1, 4, x.shape[1]))
+        return rnp.tanh(x @ w) + rnp.sum(by_fours), by_fours.shape[0]
+
+    jitted = rlx.jit(f)
+    jitted(draw(8, 3), draw(3, 4))
+    jitted.save(tmp_path / "f.rlx", up_to={"x_0": 100, "x_1": 20})
+    loaded = rlx.load_function(tmp_path / "f.rlx")
+    for rows, inner in ((8, 3), (12, 20), (100, 2), (8, 7)):
+        x, w = draw(rows, inner), draw(inner, 4)
+        found, fours = loaded(x, w)
+        want = np.tanh(x.astype(np.float64) @ w) + x.astype(np.float64).sum()
+        np.testing.assert_allclose(np.asarray(found), want, atol=1e-4)  # sums of 240 f32
+        assert fours == rows // 4
+    for rows, inner, columns in ((104, 3, 4), (8, 21, 4), (9, 3, 4), (8, 3, 5), (8, 1, 4)):
+        with pytest.raises(
+            rlx.InputError, match=r"x \[x_0, x_1\] f32, w \[w_0, 4\] f32, x_0 <= 100"
+        ):
+            loaded(draw(rows, inner), draw(inner, columns))
+
+
+def test_bounds_that_do_not_fit_are_errors(tmp_path: Path) -> None:
+    jitted = rlx.jit(lambda x: x + 1)
+    jitted(draw(6))
+    with pytest.raises(rlx.InputError, match=r"names no size.*got n; expected some of x_0"):
+        jitted.save(tmp_path / "f.rlx", up_to={"n": 5})
+    with pytest.raises(rlx.InputError, match=r"larger size.*got x_0 = 6; expected at most 5"):
+        jitted.save(tmp_path / "f.rlx", up_to={"x_0": 5})
+
+
 def test_dataclasses_and_named_tuples_are_given_when_it_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "f.rlx"
     saved(lambda p: Point(p.a + 1, [p.b]), path, (Pair(draw(2), draw(3)),))

@@ -121,6 +121,7 @@ class NestBody:
     def __init__(self, f: Function, nest: Nest, columns: bool) -> None:
         self.f, self.nest, self.columns = f, nest, columns
         self.streaming = False  # whether full vectors use streaming (non-temporal) stores
+        self.ahead = False  # whether loads of a row prefetch the next one
         self.args = self._read_args()
         self.levels = self._access_levels()
 
@@ -312,12 +313,20 @@ class NestBody:
             return self._read(pointer, access.dtype, 1, None)
         if lanes is None and (stride == 1 or vpoint.lanes == 1):
             at = self.f.gep(pointer, vpoint.index * self.number(stride), access.dtype.bytes)
+            if self.ahead and vpoint.lanes > 1:
+                self._prefetch_next_row(access, at)
             return self._read(at, access.dtype, vpoint.lanes, vpoint.mask)
         offsets = self._lane_offsets(vpoint, stride) if stride != 0 else None
         if lanes is not None:
             offsets = lanes if offsets is None else offsets + lanes
         assert offsets is not None
         return self._gather(pointer, offsets, access.dtype, vpoint.mask)
+
+    def _prefetch_next_row(self, access: Access, at: Value) -> None:
+        """Prefetch what lies at the same place of the next row."""
+        step = access.strides.rows[-1] if access.strides.rows else 0
+        if step != 0:
+            self.f.prefetch(self.f.gep(at, self.number(step), access.dtype.bytes))
 
     def _indirect_offsets(self, access: Access, vpoint: VectorPoint) -> tuple[Value, Value | None]:
         """The pointer advanced by scalar gathered indices, and lane offsets from vectors."""

@@ -111,12 +111,12 @@ class MicroKernels:
         }
 
     def prefetch(self, f: Function, tile: Value, panel: Value, kc: Value, next_: Value) -> Value:
-        """What tile number `tile` prefetches: its part of the next panel, or nothing new."""
+        """What tile number `tile` prefetches: its part of the next panel; null: nothing."""
         if not self.prefetch_bytes:
-            return panel
+            return f.null()
         parts = -(-self.b_stride // self.prefetch_bytes)
         part = f.gep(next_, tile * kc, self.prefetch_bytes)
-        return f.select(tile < parts, part, panel)
+        return f.select(tile < parts, part, f.null())
 
     def dispatcher(self, m: Module) -> Function:
         """One function that dispatches on the row count, for code with many calls."""
@@ -138,7 +138,7 @@ def emit_microkernel(
 
     `count` rows exist; unpacked rows are `a_stride` bytes apart. `b_stride` is the bytes from one k
     of b to the next. The tile starts from zeros where `k` is 0, else from memory. Each k prefetches
-    `prefetch_bytes` bytes from `prefetch` on.
+    `prefetch_bytes` bytes from `prefetch` on, unless that is null.
     """
     f = m.function(f"microkernel{rows}", _PARAMS, internal=True)
     at_once = shape.vectors if rows <= 2 else min(shape.vectors_at_once, shape.vectors)
@@ -171,13 +171,17 @@ class _MicroKernel:
 
     def run(self) -> None:
         f, kc, start, acc = self.f, self.f["kc"], self.f.i64(0), self._start()
-        if self.rows <= 2:
-            unroll = 4 if self.rows == 1 else 2
-            start = kc - (kc & (unroll - 1))
-            for k in acc.range(0, start, unroll):
-                acc.values = self._steps(k, unroll, acc.values)
-        for k in acc.range(start, kc):
-            acc.values = self._step(k, acc.values)
+        if self.prefetch_bytes:
+            # A loop of its own: the other one loses 5 % to prefetches of lines that are there.
+            start = f.select(f["prefetch"].eq(f.null()), 0, kc)
+            for k in acc.range(0, start):
+                acc.values = self._prefetching_step(k, acc.values)
+        unroll = 4 if self.rows != 2 else 2
+        whole = kc - (kc & (unroll - 1))
+        for k in acc.range(start, whole, unroll):
+            acc.values = self._steps(k, unroll, acc.values)
+        for k in acc.range(f.max(start, whole), kc):
+            acc.values = self._rank_one(k, 0, f.gep(f["b"], k * f["b_stride"]), acc.values)
         for value, at in zip(acc.values, self.places, strict=True):
             f.store(value, f["tile"], at)
 
@@ -192,17 +196,17 @@ class _MicroKernel:
                 acc.values = [f.load(f["tile"], type_, at) for at in self.places]
         return acc
 
-    def _step(self, k: Value, acc: Sequence[Value]) -> list[Value]:
+    def _prefetching_step(self, k: Value, acc: Sequence[Value]) -> list[Value]:
         f = self.f
         for at in range(0, self.prefetch_bytes, LINE):
             f.prefetch(f.gep(f["prefetch"], k, self.prefetch_bytes), at, locality=2)
         return self._rank_one(k, 0, f.gep(f["b"], k * f["b_stride"]), acc)
 
     def _steps(self, k: Value, count: int, acc: Sequence[Value]) -> list[Value]:
-        """Several k, read from memory for the first time."""
+        """Several k. One or two rows read b for the first time, from memory."""
         f = self.f
         b, sums = f.gep(f["b"], k * f["b_stride"]), list(acc)
-        ahead = read_ahead(f)
+        ahead = read_ahead(f) if self.rows <= 2 else 0
         for u in range(count):
             if ahead:
                 for line in range(0, self.shape.nr * memory_type(self.weight).bytes, LINE):

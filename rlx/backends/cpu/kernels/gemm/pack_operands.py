@@ -6,6 +6,7 @@ k * width + i.
 
 from __future__ import annotations
 
+from rlx.backends.cpu.kernels.loops.transpose_tiles import transposed
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, i32, i64, ptr, vec
 from rlx.llvm.storage import LINE, memory_type, widen
@@ -77,11 +78,13 @@ class _Pack:
                 f.store(self.read(f.gep(row, k, self.raw), step), self.to(k))
 
     def interleave(self) -> None:
-        """Two rows at a time: vectors along k are interleaved into pairs."""
+        """Squares of rows and k are transposed in registers, and what rows are left over two at a
+        time: vectors along k are interleaved into pairs."""
         f = self.f
+        squares = f.i64(0) if self.routed else self._transpose_squares()
         last = f["rows"] - 1
         whole = f["kc"] - (f["kc"] & (_UNROLL - 1))
-        for i in f.range(0, f["rows"], 2):
+        for i in f.range(squares, f["rows"], 2):
             first, second = self.row(i), self.row(f.min(i + 1, last))
             for k in f.range(0, whole, _UNROLL):
                 self._pairs(i, k, f.gep(first, k, self.raw), f.gep(second, k, self.raw))
@@ -89,6 +92,24 @@ class _Pack:
                 to = self.to(k * f["width"] + i)
                 f.store(self.read(f.gep(first, k, self.raw), 1), to)
                 f.store(self.read(f.gep(second, k, self.raw), 1), to, self.type.bytes)
+
+    def _transpose_squares(self) -> Value:
+        """Returns how many rows are done: as many as fill vectors."""
+        f, target = self.f, self.f.target
+        n = min(target.vector_bits // self.type.bits, target.num_vector_registers // 2)
+        done = f["rows"] - (f["rows"] & (n - 1))
+        whole = f["kc"] - (f["kc"] & (n - 1))
+        for i in f.range(0, done, n):
+            rows = [self.row(i + j) for j in range(n)]
+            for k in f.range(0, whole, n):
+                along = [self.read(f.gep(row, k, self.raw), n) for row in rows]
+                for j, across in enumerate(transposed(f, along)):
+                    f.store(across, self.to((k + j) * f["width"] + i))
+            for k in f.range(whole, f["kc"]):
+                for j, row in enumerate(rows):
+                    value = self.read(f.gep(row, k, self.raw), 1)
+                    f.store(value, self.to(k * f["width"] + i + j))
+        return done
 
     def _pairs(self, i: Value, k: Value, first: Value, second: Value) -> None:
         f = self.f

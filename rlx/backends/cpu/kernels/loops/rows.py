@@ -35,6 +35,7 @@ BLOCK = 8192  # elements summed in f32 before they are added to the f64 sum
 SEGMENTS = 64  # of a long row, at most
 SEGMENT_GRAIN = 1024  # elements: segments of a row with one axis are multiples of it
 STREAMS = 4
+NEXT_ROW_FROM, NEXT_ROW_TO = 256, 4096  # elements: an L1 cache holds two such rows and a result
 
 IndexRange = tuple[Value, Value]  # [first, end) of an axis
 
@@ -331,6 +332,7 @@ class RowEmitter:
         return vpoints <= MAX_UNROLLED_VECTORS and vpoints * heaviest <= 280
 
     def emit_pass(self, pass_: Pass, point: IterPoint, bounds: IndexRange | None) -> None:
+        self.body.ahead = self._reads_next_row(pass_)
         unrolled = bounds is None and self.is_unrolled(pass_.space)
         vector_body = VectorBody(self.body, self.stages, pass_, self.buffers, spills=not unrolled)
         if unrolled:
@@ -344,6 +346,15 @@ class RowEmitter:
                 return
             carried, single = loops.run(point, bounds)
         self._finish(pass_, accumulators, joined_lanes(accumulators, carried, single))
+
+    def _reads_next_row(self, pass_: Pass) -> bool:
+        """Whether a pass prefetches the row after its own. The first of several does: later ones
+        read the cache alone, and hardware prefetchers stop at the end of a page."""
+        passes, sizes = self.stages.passes, self.nest.spaces[pass_.space]
+        known = [s for s in sizes if isinstance(s, int)]
+        if len(passes) == 1 or pass_ is not passes[0] or len(known) < len(sizes):
+            return False
+        return NEXT_ROW_FROM <= prod(known) <= NEXT_ROW_TO
 
     def _each_segment(self, loops: PassLoops, point: IterPoint) -> list[State]:
         """The states of a long row: those of its segments, combined in order."""
