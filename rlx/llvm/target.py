@@ -124,12 +124,11 @@ class Target:
     def read_ahead(self) -> int:
         """Software prefetch distance in bytes for data streamed once from memory; 0: no prefetch.
         With 512-bit vectors the loop is short enough for the prefetcher of Zen 4, and software
-        prefetch costs 5 to 15 % there; Intel's leaves a sixth to a third of the bandwidth unused
-        (Sapphire Rapids: Q8_0 17.9 GB/s without and 20.0 with it, Q4_K 15.1 and 17.8, Q6_K 10.8 and
-        17.7; other CPUs with AVX-512: not measured)."""
+        prefetch costs 5 to 15 % there; Intel's leaves a sixth to a third of the bandwidth unused,
+        and reads most with a shorter distance than Zen 3's. Other CPUs: not measured."""
         if self.avx512:
             return 1024 if self.cpu in _INTEL_SERVERS else 0
-        return 4096
+        return 2048 if self.is_x86 and not self.cpu.startswith("znver") else 4096
 
     @property
     def avx2(self) -> bool:
