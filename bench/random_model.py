@@ -24,6 +24,7 @@ SPREAD = 0.02  # standard deviation of weights, about
 # hidden, layers, heads, key heads, head size, width of the FFN, vocabulary, tied embedding
 SHAPES: dict[str, tuple[int, int, int, int, int, int, int, bool]] = {
     "0.6b": (1024, 28, 16, 8, 128, 3072, 151936, True),
+    "1.7b": (2048, 28, 16, 8, 128, 6144, 151936, True),
     "8b": (4096, 36, 32, 8, 128, 12288, 151936, False),
 }
 

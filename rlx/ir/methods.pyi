@@ -611,6 +611,18 @@ class OpMethods:
     ) -> Value:
         """Row t of x [T, K] times the weight of its expert: w [E, K, N], expert [T] -> [T, N]
         [rlx.ir.ops.matmul.GroupedMatMul]"""
+    def gru(
+        self,
+        x_gates: Tensor,
+        r: Tensor,
+        h: Tensor,
+        bias: Tensor | None = None,
+        *,
+        reverse: bool = False,
+        **result: Unpack[Result],
+    ) -> tuple[Value, Value]:
+        """h ← n + σ(z)·(h - n) with r, z = x_gates[t] + h·r and n = tanh(x_n + σ(r)·(h·r_n +
+        bias)) [rlx.ir.ops.recurrent.Gru]"""
     def gt(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a > b [rlx.ir.ops.binary.Gt]"""
     def hard_sigmoid(self, x: Tensor, **result: Unpack[Result]) -> Value:
@@ -705,6 +717,17 @@ class OpMethods:
     ) -> Value:
         """x·w + scale · (x·a)·b: a weight [K, N] with a LoRA adapter a [K, R], b [R, N]
         [rlx.ir.ops.matmul.LoraMatMul]"""
+    def lstm(
+        self,
+        x_gates: Tensor,
+        r: Tensor,
+        h: Tensor,
+        c: Tensor,
+        reverse: bool = False,
+        **result: Unpack[Result],
+    ) -> Any:
+        """c ← σ(f)·c + σ(i)·tanh(g), h ← σ(o)·tanh(c), with (i, f, g, o) = x_gates[t] + h·r
+        [rlx.ir.ops.recurrent.Lstm]"""
     def lt(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a < b [rlx.ir.ops.binary.Lt]"""
     def matmul(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
@@ -2027,6 +2050,17 @@ class ValueMethods:
     def grouped_matmul(self, w: Tensor, expert: Tensor, **result: Unpack[Result]) -> Value:
         """Row t of x [T, K] times the weight of its expert: w [E, K, N], expert [T] -> [T, N]
         [rlx.ir.ops.matmul.GroupedMatMul]"""
+    def gru(
+        self,
+        r: Tensor,
+        h: Tensor,
+        bias: Tensor | None = None,
+        *,
+        reverse: bool = False,
+        **result: Unpack[Result],
+    ) -> tuple[Value, Value]:
+        """h ← n + σ(z)·(h - n) with r, z = x_gates[t] + h·r and n = tanh(x_n + σ(r)·(h·r_n +
+        bias)) [rlx.ir.ops.recurrent.Gru]"""
     def gt(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a > b [rlx.ir.ops.binary.Gt]"""
     def hard_sigmoid(self, **result: Unpack[Result]) -> Value:
@@ -2141,6 +2175,11 @@ class ValueMethods:
     ) -> Value:
         """x·w + scale · (x·a)·b: a weight [K, N] with a LoRA adapter a [K, R], b [R, N]
         [rlx.ir.ops.matmul.LoraMatMul]"""
+    def lstm(
+        self, r: Tensor, h: Tensor, c: Tensor, reverse: bool = False, **result: Unpack[Result]
+    ) -> Any:
+        """c ← σ(f)·c + σ(i)·tanh(g), h ← σ(o)·tanh(c), with (i, f, g, o) = x_gates[t] + h·r
+        [rlx.ir.ops.recurrent.Lstm]"""
     def lt(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a < b [rlx.ir.ops.binary.Lt]"""
     def matmul(self, b: Tensor, **result: Unpack[Result]) -> Value:

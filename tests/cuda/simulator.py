@@ -150,8 +150,8 @@ class Simulated(BlockFunction):
 
     def fma(self, a: Value, b: Any, c: Any) -> SimValue:
         given = narrowed(*(self.const(v, a.type).data for v in (a, b, c)))
-        x, y, z = (np.asarray(v, np.float64) for v in given)
         with np.errstate(all="ignore"):
+            x, y, z = (np.asarray(v, np.float64) for v in given)
             return self.make(x * y + z, a.type)
 
     def intrinsic(self, name: str, result: Type, *args: Value) -> Value:
@@ -355,14 +355,16 @@ class Simulated(BlockFunction):
     ) -> None:
         for t in np.flatnonzero(self.active):
             to, place = (int(data_of(v)[t] + self.own[t]) for v in (address, mbarrier))
-            self._check_shared(data_of(address).astype(np.int64), 1, 1024)
             tile = mapped_tile(
                 int(data_of(tensor_map)[t]), int(data_of(row)[t]), int(data_of(column)[t]),
                 self.inside,
             )  # fmt: skip
+            is_permuted = tile.shape[1] == 128
+            at = data_of(address).astype(np.int64)
+            self._check_shared(at, 1, 1024 if is_permuted else 128)
             linear = int(data_of(address)[t]) + np.arange(tile.size)
             assert linear[-1] < self.size, "outside shared memory"
-            permuted = linear ^ ((linear >> 7 & 7) << 4)
+            permuted = linear ^ ((linear >> 7 & 7) << 4) if is_permuted else linear
             self.phases[place][-1][1].append((permuted + to - linear[0], tile.reshape(-1)))
 
     def uniform(self, value: Value) -> SimValue:
@@ -601,6 +603,41 @@ class Simulated(BlockFunction):
             result.append(self.make(found + data_of(value), f32))
         return list(result)
 
+    def multiply_bytes(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
+    ) -> list[Value]:
+        self._require_warps()
+        warps, lanes = self.count // WARP, np.arange(WARP)
+        row, column = lanes // 4, lanes % 4 * 4
+
+        def bytes_of(value: Value) -> Any:
+            raw = np.ascontiguousarray(data_of(value)).view(np.int8)
+            return raw.astype(np.int64).reshape(warps, WARP, 4)
+
+        left, right = np.zeros((2, warps, 16, 32), np.int64)
+        right = right[:, :8]
+        for k in range(4):
+            for i, value in enumerate(a):
+                left[:, row + 8 * (i % 2), column + k + 16 * (i // 2)] = bytes_of(value)[:, :, k]
+            for i, value in enumerate(b):
+                right[:, row, column + k + 16 * i] = bytes_of(value)[:, :, k]
+        product = left @ right.transpose(0, 2, 1)
+        column = lanes % 4 * 2
+        return [
+            self.make(product[:, row + 8 * (i // 2), column + i % 2].reshape(-1) + data_of(v), i32)
+            for i, v in enumerate(c)
+        ]
+
+    def largest_of_warp(self, value: Value) -> SimValue:
+        self._require_warps()
+        whole = data_of(value).reshape(-1, WARP)
+        assert (whole >= 0).all()
+        return self.make(np.repeat(whole.max(1), WARP), i32)
+
+    def sum_of_warp(self, value: Value) -> SimValue:
+        self._require_warps()
+        return self.make(np.repeat(data_of(value).reshape(-1, WARP).sum(1), WARP), i32)
+
     def fence_shared(self) -> None:
         self.fenced = True
 
@@ -729,11 +766,12 @@ def _binary(op: str, type_: Type, x: Any, y: Any) -> Any:
 
 def mapped_tile(address: int, row: int, column: int, inside: Inside) -> Any:
     """The bytes of a tile by a tensor map as the fake driver writes it: 0 outside the matrix."""
-    start, rows, columns, stride, box = np.asarray(_Memory(address, 40)).view(np.int64).tolist()
+    numbers = np.asarray(_Memory(address, 48)).view(np.int64).tolist()
+    start, rows, columns, stride, box, across = numbers
     assert row >= 0 and column >= 0
-    tile = np.zeros((box, 128), np.uint8)
+    tile = np.zeros((box, 2 * across), np.uint8)
     used = min(box, rows - row)
-    width = 2 * min(64, columns - column)
+    width = 2 * min(across, columns - column)
     if used > 0 and width > 0:
         places = start + (row + np.arange(used)) * stride + 2 * column
         inside(places, width)

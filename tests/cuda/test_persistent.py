@@ -21,17 +21,19 @@ from simulator import run_in_turns, run_kernel
 import rlx
 from bench.gpu import Letters, prompt
 from bench.random_model import SHAPES as SHAPES_OF_MODELS
-from bench.random_model import write_random_model
+from bench.random_model import random_blocks, write_random_model
 from rlx.backends import registry
 from rlx.backends.cuda import lower_program
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.builder import target_for
 from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
 from rlx.backends.cuda.kernels.persistent.plan import persist
-from rlx.backends.cuda.kernels.persistent.shape import DenseShape
+from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
+from rlx.backends.cuda.kernels.qgemm.row_planes import decoded, split_blocks
 from rlx.backends.cuda.lowering import lower_graph
 from rlx.backends.cuda.ptx import GpuModule
 from rlx.ir.graph import Graph
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.llvm.jit import Unit
 from rlx.models.model_file import ModelFile
 from rlx.runtime.template import make_template
@@ -41,6 +43,10 @@ from rlx.specialize.options import CompileOptions
 SMALL = DenseShape(3, 512, 4, 2, 128, 512, 160, 192, 8, 1e-6, 1e-5, 0.09, True)
 LARGE = DenseShape(2, 1024, 4, 1, 128, 1024, 64, 512, 4, 1e-6, 1e-5, 0.09, False)
 WIDE = DenseShape(1, 512, 2, 1, 128, 1536, 64, 128, 8, 1e-6, 1e-5, 0.09, True, "bf16")
+
+
+def packed(shape: DenseShape, scheme: str) -> DenseShape:
+    return replace(shape, schemes=(scheme,) * 5)
 
 
 class Divided(DenseShape):
@@ -85,40 +91,58 @@ class Model:
         angles = self.rng.random((s.context, s.head_dim // 2)).astype(np.float32)
         self.cos, self.sin = np.cos(angles), np.sin(angles)
         self.layers = [self._layer(kv) for _ in range(s.layers)]
-        self.gain, self.head = self._gain(s.hidden), self._matrix(s.vocab, s.hidden)
+        self.gain, self.head = self._gain(s.hidden), self._matrix(s.vocab, s.hidden, s.schemes[4])
         self.x = self.rng.normal(size=s.hidden).astype(np.float32)
         place = self.memory.put
         first = [place(self.x), place(np.zeros(s.vocab, np.float32)), place(self.gain)]
-        first += [self._map(self.head, s.head.box_rows), place(self.cos), place(self.sin)]
-        boxes = [p.box_rows for p in (s.qkv, s.out, s.gate_up, s.gate_up, s.down)]
-        rest = [
-            self._map(a, boxes[i]) if i < len(boxes) else place(a)
-            for layer in self.layers
-            for i, a in enumerate(layer)
-        ]
+        head, *beside = self._maps(self.head, s.head)
+        first += [head, place(self.cos), place(self.sin)]
+        rest: list[int] = []
+        for layer in self.layers:
+            for a, part in zip(layer, s.parts, strict=False):
+                rest += self._maps(a, part)
+            rest += [place(a) for a in layer[len(s.parts) :]]
         self.logits, self._x = self.memory.arrays[1], self.memory.arrays[0]
         exchange = place(np.zeros(s.words, np.int32))
         self.exchange = self.memory.arrays[-1]
-        self.args = np.array([*first, 0, exchange, *[0] * 5, *rest], np.int64)
+        self.args = np.array([*first, 0, exchange, *[0] * 5, *beside, *rest], np.int64)
         self.table = place(self.args)
         self.table_array = self.memory.arrays[-1]
         self.caches = [(self._of(layer, 9), self._of(layer, 10)) for layer in range(s.layers)]
 
     def _of(self, layer: int, i: int) -> Any:
-        return next(
-            a for a in self.memory.arrays if a.ctypes.data == self.args[13 + 11 * layer + i]
-        )
+        s = self.shape
+        at = s.fixed_args + s.layer_args * layer + s.maps + i - len(s.parts)
+        return next(a for a in self.memory.arrays if a.ctypes.data == self.args[at])
 
-    def _map(self, matrix: Any, box: int) -> int:
-        """A tensor map as the fake driver writes it."""
+    def _maps(self, matrix: Any, part: Part) -> list[int]:
+        """Tensor maps as the fake driver writes them."""
         rows, columns = matrix.shape
-        numbers = [self.memory.put(matrix), rows, columns, 2 * columns, box]
-        return self.memory.put(np.array(numbers + [0] * 11, np.int64))
+        if part.scheme:
+            columns //= 2
+        start = self.memory.put(matrix)
+        widths = [64, *(part.side_bytes(i) // 2 for i in range(len(part.weights.sides)))]
+        maps = [[start, rows, columns, 2 * columns, part.box_rows, width] for width in widths]
+        return [self.memory.put(np.array(numbers + [0] * 10, np.int64)) for numbers in maps]
+
+    def _vary_scales(self, blocks: Any, scheme: str) -> None:
+        """Blocks get scales of their own, from a half to the whole."""
+        size = GGUF_SCHEMES[scheme].bytes_per_block
+        flat = blocks.reshape(-1, size)
+        factors = self.rng.uniform(0.5, 1.0, len(flat))
+        for at in (0,) if scheme == "Q8_0" else (0, 2):
+            scales = flat[:, at : at + 2].copy().view(np.float16)
+            scales[:, 0] = scales[:, 0] * factors
+            flat[:, at : at + 2] = scales.view(np.uint8)
 
     def _gain(self, n: int) -> Any:
         return (1 + 0.1 * self.rng.normal(size=n)).astype(np.float32)
 
-    def _matrix(self, n: int, k: int) -> Any:
+    def _matrix(self, n: int, k: int, scheme: str) -> Any:
+        if scheme:
+            blocks = random_blocks(self.rng, GGUF_SCHEMES[scheme], n, k)
+            self._vary_scales(blocks, scheme)
+            return split_blocks(scheme, blocks)
         return (self.rng.normal(size=(n, k)) / np.sqrt(k)).astype(ml_dtypes.bfloat16)
 
     def _layer(self, kv: Any) -> list[Any]:
@@ -128,9 +152,11 @@ class Model:
         ]
         heads = s.heads * s.head_dim
         return [
-            self._matrix(s.qkv_rows, s.hidden), self._matrix(s.hidden, heads),
-            self._matrix(s.ffn, s.hidden), self._matrix(s.ffn, s.hidden),
-            self._matrix(s.hidden, s.ffn), self._gain(s.hidden), self._gain(s.hidden),
+            self._matrix(s.qkv_rows, s.hidden, s.schemes[0]),
+            self._matrix(s.hidden, heads, s.schemes[1]),
+            self._matrix(s.ffn, s.hidden, s.schemes[2]),
+            self._matrix(s.ffn, s.hidden, s.schemes[2]),
+            self._matrix(s.hidden, s.ffn, s.schemes[3]), self._gain(s.hidden), self._gain(s.hidden),
             self._gain(s.head_dim), self._gain(s.head_dim), *cache,
         ]  # fmt: skip
 
@@ -139,9 +165,9 @@ class Model:
         s = self.shape
         x = self._x.astype(np.float64)
         for number, layer in enumerate(self.layers):
-            qkv, out, gate, up, down, gain, second, q_gain, k_gain, _, _ = (
-                np.asarray(a, np.float64) for a in layer
-            )
+            matrices = [self._floats(a, part) for a, part in zip(layer, s.parts, strict=False)]
+            qkv, out, gate, up, down = matrices
+            gain, second, q_gain, k_gain, _, _ = (np.asarray(a, np.float64) for a in layer[5:])
             rows = qkv @ (_norm(x, s.eps) * gain)
             q, k, v = np.split(rows.reshape(-1, s.head_dim), [s.heads, s.heads + s.kv_heads])
             if s.has_head_norms:
@@ -159,7 +185,12 @@ class Model:
             normed = _norm(x, s.eps) * second
             g = gate @ normed
             x = x + down @ (g / (1 + np.exp(-g)) * (up @ normed))
-        return np.asarray(self.head, np.float64) @ (_norm(x, s.eps) * self.gain)
+        return self._floats(self.head, s.head) @ (_norm(x, s.eps) * self.gain)
+
+    def _floats(self, matrix: Any, part: Part) -> Any:
+        if part.scheme:
+            matrix = decoded(part.scheme, matrix, part.whole)
+        return np.asarray(matrix, np.float64)
 
     def _rotated(self, heads: Any, position: int) -> Any:
         low, high = np.split(heads, 2, axis=1)
@@ -187,12 +218,21 @@ def _require_close(got: Any, want: Any) -> None:
     assert np.linalg.norm(got - want) < 2e-4 * np.linalg.norm(want)
 
 
+# eight columns of x for each thread: some of them are laid aside while it attends
+LONG = DenseShape(1, 4096, 4, 1, 128, 512, 32, 128, 8, 1e-6, 1e-5, 0.09, True)
+
 SHAPES = {
     "small": (SMALL, (0, 31, 65)),
     "large": (LARGE, (64, 511)),
     "wide": (WIDE, (1, 127)),
     "pieces of 64": (replace(WIDE, piece=64), (0, 63, 64, 127)),
     "divided": (DIVIDED, (5, 6)),
+    "long": (LONG, (5,)),
+    "Q4_K, long": (packed(LONG, "Q4_K"), (5,)),
+    "Q8_0": (packed(SMALL, "Q8_0"), (0, 65)),
+    "Q4_K": (packed(SMALL, "Q4_K"), (0, 65)),
+    "Q8_0, slot by slot": (packed(LARGE, "Q8_0"), (64,)),
+    "Q4_K, slot by slot": (packed(LARGE, "Q4_K"), (64,)),
 }
 
 
@@ -231,12 +271,25 @@ def test_a_value_that_is_no_number_stays_one() -> None:
     _require_close(model.run(5), model.expected(5))
 
 
+SMALLEST = DenseShape(28, 1024, 16, 8, 128, 3072, 151936, 4096, 16, 1e-6, 1e-6, 128**-0.5, True)
+LARGEST = replace(SMALLEST, layers=36, hidden=4096, heads=32, ffn=12288)
+
+
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
-def test_the_kernel_is_small_and_does_not_spill() -> None:
-    """Of the shape of Qwen3-0.6B; its loop over layers should stay in the instruction cache."""
-    shape = DenseShape(28, 1024, 16, 8, 128, 3072, 151936, 4096, 16, 1e-6, 1e-6, 128**-0.5, True)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(SMALLEST, id="0.6B"),
+        pytest.param(packed(SMALLEST, "Q8_0"), id="0.6B Q8_0"),
+        pytest.param(packed(SMALLEST, "Q4_K"), id="0.6B Q4_K"),
+        pytest.param(LARGEST, id="8B"),
+        pytest.param(packed(LARGEST, "Q4_K"), id="8B Q4_K"),
+    ],
+)
+def test_the_kernel_does_not_spill(shape: DenseShape) -> None:
+    """Of the shapes of Qwen3-0.6B and 8B."""
     module = GpuModule(target_for((9, 0)))
-    PersistentDecode(shape, embeds=True).emit(module)
+    PersistentDecode(shape, embeds=not shape.is_packed).emit(module)
     ptx = Unit(module.text(), module.target).assembly()
     done = subprocess.run(
         ["ptxas", "-arch=sm_90a", "-v", "-o", "/dev/null", "-"],
@@ -274,7 +327,8 @@ def test_the_reason_is_said_where_there_is_no_kernel(backend: CudaBackend) -> No
         ({"context": 100}, "a context of 100"),
         ({"ranks": 12}, "no power of two"),
         ({"ffn": 9728, "hidden": 2560}, "152 rows of 2560 of gate_up"),
-        ({"hidden": 4096, "heads": 32, "ffn": 12288}, "fit into shared memory"),
+        ({"layers": 2000}, "fit into shared memory"),
+        ({"schemes": ("Q8_0", "Q8_0", "", "Q8_0", "Q8_0")}, "some weights are packed"),
     ],
 )
 def test_shapes_that_do_not_suit_are_refused(change: dict[str, int], reason: str) -> None:
@@ -284,8 +338,9 @@ def test_shapes_that_do_not_suit_are_refused(change: dict[str, int], reason: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["BF16", "Q4_K"])
 def test_a_model_gives_the_same_tokens(
-    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Through `generate`, with sampling: the graph of launches and the persistent kernel."""
     monkeypatch.setitem(registry._backends, "cuda", backend)
@@ -293,7 +348,7 @@ def test_a_model_gives_the_same_tokens(
     monkeypatch.setenv("RLX_CACHE", "0")  # programs of an earlier run would not be made
     monkeypatch.setitem(SHAPES_OF_MODELS, "tiny", (512, 1, 4, 2, 128, 1024, 1024, True))
     path = tmp_path / "model.gguf"
-    write_random_model(path, "tiny", "BF16")
+    write_random_model(path, "tiny", kind)
     found, reasons = [], []
 
     def recorded(*given: Any) -> Any:

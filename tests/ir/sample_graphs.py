@@ -125,7 +125,10 @@ def recurrences() -> Graph:
     u = g.input("u", ["batch", "seq", 4])
     b = g.input("b", ["batch", "seq", 3])
     y, h = g.selective_scan(u, u, g.param("a", [4, 3]), b, b, g.param("d", [4]), has_d=True)
-    return g.set_outputs({"out": out, "last": last, "y": y, "h": h})
+    r, state = g.param("r", [3, 12]), g.input("state", ["seq", 3])
+    cells, *_ = g.lstm(g.input("x_gates", ["steps", "seq", 12]), r, state, state)
+    gated, _ = g.gru(cells @ g.param("w", [3, 9]), g.param("s", [3, 9]), state, reverse=True)
+    return g.set_outputs({"out": out, "last": last, "y": y, "h": h, "gated": gated})
 
 
 def numerics() -> Graph:

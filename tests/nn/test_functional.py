@@ -269,6 +269,25 @@ def test_every_op_has_a_function() -> None:
     assert not left
 
 
+def test_convolutions_of_bytes() -> None:
+    rng = np.random.default_rng(7)
+    x = rng.integers(0, 256, (2, 8, 9, 7)).astype(np.uint8)
+    w, zero = rng.integers(-128, 128, (6, 4, 3, 3)).astype(np.int8), np.uint8(117)
+    exact = F.conv2d(
+        x.astype(np.float64) - 117, w.astype(np.float64), stride=2, padding=1, groups=2
+    )
+    sums = F.conv_integer(x, w, zero, stride=2, padding=1, groups=2)
+    assert np.asarray(sums).dtype == np.int32
+    np.testing.assert_array_equal(sums, exact)
+    bias = rng.integers(-999, 999, 6).astype(np.int32)
+    scale, point = np.float32(2.0**-9), np.int8(5)  # a power of two: products are exact
+    found = F.qlinear_conv(
+        x, w, zero, scale, point, bias, stride=2, padding=1, groups=2, activation="relu"
+    )
+    whole = np.rint((np.asarray(exact) + bias[:, None, None]) * 2.0**-9).clip(0) + 5
+    np.testing.assert_array_equal(found, whole.clip(-128, 127).astype(np.int8))
+
+
 def test_eight_bit_numbers() -> None:
     x, scale, zero = _heads(3, 4), np.float32(0.05), np.int8(3)
     q = np.asarray(F.quantize_linear(x, scale, zero))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -715,6 +715,27 @@ def recurrent() -> Iterator[Case]:
     scan = {"u": Arg((2, "n", 6)), "d": Arg((2, "n", 6), low=0.01, high=0.5)}
     scan |= {"a": Arg((6, 4), low=-1, high=-0.1), "b": Arg((2, "n", 4)), "c": Arg((2, "n", 4))}
     yield Case("selective_scan", "f32", scan, lambda g, *v: g.selective_scan(*v), 200, "sum")
+    yield from gated_cells()
+
+
+def gated_cells() -> Iterator[Case]:
+    """67 steps, each a few roundings of the state; 16-bit floats are computed in f32 and rounded
+    once."""
+    for t, ulps in (("f32", 200), ("f64", 200), ("f16", 2)):
+        for batch, hidden, reverse in ((3, 20, False), (9, 32, True)):
+            state, label = Arg((batch, hidden), t), f"{t}-{batch}x{hidden}"
+            r = Arg((hidden, 4 * hidden), t, low=-0.3, high=0.3)
+            lstm = {"x": Arg(("n", batch, 4 * hidden), t), "r": r, "h": state, "c": state}
+            build = partial(_cell, "lstm", reverse)
+            yield Case("lstm", label, lstm, build, ulps, "sum")
+            r = replace(r, dims=(hidden, 3 * hidden))
+            gru = {"x": Arg(("n", batch, 3 * hidden), t), "r": r, "h": state}
+            bias = {"bias": Arg((hidden,), t)} if reverse else {}
+            yield Case("gru", label, gru | bias, partial(_cell, "gru", reverse), ulps, "sum")
+
+
+def _cell(name: str, reverse: bool, g: Graph, *operands: Any) -> Any:
+    return getattr(g, name)(*operands, reverse=reverse)
 
 
 def transforms() -> Iterator[Case]:

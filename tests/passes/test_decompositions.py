@@ -235,6 +235,10 @@ def scan_cases() -> Iterable[Case]:
     gates = [-np.abs(f(2, 4, 2)), np.abs(f(2, 4, 2))]
     yield "gated_delta_net", [*heads, *gates], {"state_size": 3}
     yield "gated_delta_net", [*heads, *gates, f(2, 2, 3, 3)], {}
+    yield "lstm", [f(4, 2, 12), f(3, 12), f(2, 3), f(2, 3)], {}
+    yield "lstm", [f(4, 2, 12), f(3, 12), f(2, 3), f(2, 3)], {"reverse": True}
+    yield "gru", [f(4, 2, 9), f(3, 9), f(2, 3)], {}
+    yield "gru", [f(4, 2, 9), f(3, 9), f(2, 3), f(3)], {"reverse": True}
 
 
 def quantize_cases() -> Iterable[Case]:

@@ -389,7 +389,13 @@ class _Code:
         index = {spec: by_key[kernel.key] for spec, kernel in compiled.items()}
         # a launch that no program has is not compiled
         calls = [-1 if s.spec is None else index.get(s.spec, -1) for s in launches]
-        flags = [launch_flags(False, s.solo, s.jump, s.spec is None, s.long) for s in launches]
+        flags = [
+            launch_flags(
+                False, s.solo, s.jump, s.spec is None, s.long,
+                flush=s.spec is not None and s.spec.flushes_denormals,
+            )
+            for s in launches
+        ]  # fmt: skip
         self.calls, self.flags = np.array(calls, np.int32), np.array(flags, np.int32)
 
 

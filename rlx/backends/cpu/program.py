@@ -63,16 +63,19 @@ class Launch:
     phase: int = 0
     jump: bool = False
     host: bool = False
+    flush: bool = False
 
     @property
     def flags(self) -> int:
-        return launch_flags(self.barrier, self.solo, self.jump, self.host)
+        return launch_flags(self.barrier, self.solo, self.jump, self.host, flush=self.flush)
 
 
-def launch_flags(barrier: bool, solo: bool, jump: bool, host: bool, long: bool = False) -> int:
+def launch_flags(
+    barrier: bool, solo: bool, jump: bool, host: bool, long: bool = False, flush: bool = False
+) -> int:
     flags = control_block.BARRIER * barrier | control_block.SOLO * solo
     flags |= control_block.JUMP * jump | control_block.HOST * host
-    return flags | control_block.LONG * long
+    return flags | control_block.LONG * long | control_block.FLUSH * flush
 
 
 @dataclass(frozen=True)

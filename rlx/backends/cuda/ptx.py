@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rlx.backends.cuda.builder import (
-    FIXED_LIMIT,
-    FIXED_NAN,
-    FIXED_SCALE,
     THREADS,
     WARP,
     BlockFunction,
     KernelFunction,
     KernelModule,
-    Place,
 )
+from rlx.backends.cuda.ptx_exchange import ExchangeFunction
 from rlx.llvm.builder import Type, Value, bf16, f16, f32, i32, i64, ptr, void
 from rlx.llvm.nest import elements
 
 _SHARED = "@shared_memory"
 _LOG2_E = 1.4426950408889634
-_TAG = 3  # the bits of a word that are its tag
-_CLOCKS_OF_A_POLL = 512  # at least
 _OVERLAP = 90  # the first GPUs whose kernels may start before the one in front has ended
 
 
-class GpuFunction(BlockFunction):
+class GpuFunction(ExchangeFunction):
     """A function of NVPTX."""
 
     threads = THREADS
@@ -262,79 +257,6 @@ class GpuFunction(BlockFunction):
         way = "inc" if more else "dec"
         self._asm(f"setmaxnreg.{way}.sync.aligned.u32 {count};", [], [])
 
-    # -- values that are handed over --------------------------------------------------------------
-
-    def hand_over(self, value: Value, address: Value, tag: Value) -> None:
-        word = (value.bits(i32) & ~_TAG) | tag
-        self._asm("st.relaxed.gpu.global.u32 [$0], $1;", [], [address, word])
-
-    def look(self, places: Sequence[Place]) -> list[Value]:
-        found = []
-        for address, offset, width in places:
-            names = ", ".join(f"${i}" for i in range(width))
-            to, form = ("$0", "") if width == 1 else (f"{{{names}}}", f".v{width}")
-            text = f"ld.relaxed.gpu.global{form}.u32 {to}, [${width}+{offset}];"
-            found += self._asm(text, ["r"] * width, [address])
-        return found
-
-    def receive(self, places: Sequence[Place], tag: Value, seen: Sequence[Value]) -> list[Value]:
-        words = self._poll(lambda: self.look(places), tag, _TAG, seen)
-        return [word.bits(f32) for word in words]
-
-    def _poll(
-        self, look: Callable[[], list[Value]], tag: Value, mask: int, seen: Sequence[Value]
-    ) -> list[Value]:
-        """Look until all words end in the tag."""
-
-        def wrong(words: Sequence[Value]) -> Value:
-            found = self.i32(0)
-            for word in words:
-                found = found | (word.to(i32) ^ tag)
-            return found & mask
-
-        most = self.patience // _CLOCKS_OF_A_POLL or 1 << 30
-
-        def again(_: Value, tries: Value, *__: Value) -> list[Value]:
-            words = look()
-            return [wrong(words), tries + 1, *words]
-
-        found = self.while_(
-            [wrong(seen), self.i32(0), *seen],
-            lambda wrong, tries, *_: wrong.ne(0) & (tries < most),
-            again,
-        )
-        for _ in self.when(found[0].ne(0)):
-            self._asm("trap;", [], [])
-        return found[2:]
-
-    def add_fixed(self, value: Value, address: Value) -> None:
-        scaled = value * FIXED_SCALE
-        size = self.abs(scaled)
-        scaled = self.select(size < FIXED_NAN * FIXED_SCALE, scaled, FIXED_NAN * FIXED_SCALE)
-        text = (
-            "{ .reg .s64 a; cvt.rni.s64.f32 a, $1; shl.b64 a, a, 8; add.s64 a, a, 1; "
-            "red.relaxed.gpu.global.add.u64 [$0], a; }"
-        )
-        self._asm(text, [], [address, scaled])
-
-    def look_at_sums(self, address: Value, offsets: Sequence[int]) -> list[Value]:
-        return [
-            self._asm(f"ld.relaxed.gpu.global.u64 $0, [$1+{o}];", ["l"], [address])[0]
-            for o in offsets
-        ]
-
-    def receive_sums(
-        self, address: Value, offsets: Sequence[int], count: Value, seen: Sequence[Value]
-    ) -> list[Value]:
-        words = self._poll(lambda: self.look_at_sums(address, offsets), count, 255, seen)
-        made = []
-        for word in words:
-            text = "cvt.rn.f32.s64 $0, $1;"
-            number = self._asm(text, ["f"], [word.ashr(8)], effect=False)[0] * (1 / FIXED_SCALE)
-            fine = self.abs(number) < FIXED_LIMIT
-            made.append(self.select(fine, number, float("nan")))
-        return made
-
     # -- warps ------------------------------------------------------------------------------------
 
     def from_lane(self, value: Value, lane: int) -> Value:
@@ -356,6 +278,23 @@ class GpuFunction(BlockFunction):
             "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
         )
         return self._asm(text, ["f"] * 4, [*a, *b, *c], effect=False)
+
+    def multiply_bytes(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
+    ) -> list[Value]:
+        text = (
+            "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, "
+            "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+        )
+        return self._asm(text, ["r"] * 4, [*a, *b, *c], effect=False)
+
+    def largest_of_warp(self, value: Value) -> Value:
+        text = "redux.sync.max.u32 $0, $1, 0xffffffff;"
+        return self._asm(text, ["r"], [value], effect=False)[0]
+
+    def sum_of_warp(self, value: Value) -> Value:
+        text = "redux.sync.add.s32 $0, $1, 0xffffffff;"
+        return self._asm(text, ["r"], [value], effect=False)[0]
 
     # -- groups of four warps ---------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def write_program(
     about = (
         _FORMAT, tuple(launches), tuple(program.nodes), tuple(program.symbols),
         tuple(map(tuple, program.bounds_checks)), tuple(program.reports.items()),
-        tuple((base, where, offset, (m.element, m.rows, m.columns, m.stride, m.box))
+        tuple((base, where, offset, (m.element, m.rows, m.columns, m.stride, m.box, m.width))
               for base, (where, offset, m) in program.maps.items()),
         tuple(program.starts), tuple(program.bases), tuple(program.dynamic), tuple(program.orders),
         program.can_repeat,

@@ -26,13 +26,15 @@ _MOST = 4096  # maps that are kept, of buffers that change with each run
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of 16-bit numbers; rows are `stride` numbers apart. Tiles have `box` rows."""
+    """A matrix of 16-bit numbers; rows are `stride` numbers apart. Tiles have `box` rows of `width`
+    numbers. Those of 64 are permuted as `multiply_group` wants them, others lie row by row."""
 
     element: DType
     rows: int
     columns: int
     stride: int
     box: int
+    width: int = TILE_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class MapStore:
         place = int(room.handle) + room.offset + number % _TOGETHER * MAP_BYTES
         m = matrix
         is_bf16, stride = m.element.name == "bf16", m.stride * m.element.bytes
-        encoded = encode_tensor_map(start, is_bf16, m.rows, m.columns, stride, m.box)
+        encoded = encode_tensor_map(start, is_bf16, m.rows, m.columns, stride, m.box, m.width)
         self._allocator.queue_copy_in(place, encoded)
         self._known[matrix, start] = place
         return place

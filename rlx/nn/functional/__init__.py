@@ -99,9 +99,11 @@ from rlx.nn.functional.projections import (
 )
 from rlx.nn.functional.quantized import (
     QuantizedWeight,
+    conv_integer,
     dequantize_linear,
     dequantize_weight,
     fake_quantize,
+    qlinear_conv,
     quantize,
     quantize_blocks,
     quantize_linear,
@@ -153,6 +155,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_integer",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
@@ -208,6 +211,7 @@ __all__ = [
     "pixel_shuffle",
     "pixel_unshuffle",
     "prelu",
+    "qlinear_conv",
     "quantize",
     "quantize_blocks",
     "quantize_linear",

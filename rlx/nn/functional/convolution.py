@@ -37,10 +37,11 @@ class Geometry(NamedTuple):
         }  # fmt: skip
 
 
-def _geometry(
+def geometry_of(
     weight: Array, rank: int, stride: Axes, padding: Axes | str, dilation: Axes, groups: int,
     where: str,
 ) -> Geometry:  # fmt: skip
+    """How a weight [O, C/groups, kernel…] moves; "same" and "valid" are paddings too."""
     strides, spaces = per_axis(stride, rank, where), per_axis(dilation, rank, where)
     kernel = tuple([int(n) for n in weight.shape[2:]])
     if padding == "valid":
@@ -115,7 +116,7 @@ def _run(
 ) -> Array:  # fmt: skip
     x = require_rank(operands[0], (rank + 2,), where, f"[batch, channels] and {rank} spatial axes")
     w = require_rank(operands[1], (rank + 2,), where, f"a weight with {rank + 2} axes")
-    found = _geometry(w, rank, *geometry, where)
+    found = geometry_of(w, rank, *geometry, where)
     channels, sizes = int(x.shape[1]), tuple([int(n) for n in w.shape])
     expected = sizes[0] if transposed else sizes[1] * found.groups
     if channels != expected:

@@ -12,6 +12,7 @@ from rlx.ir.dtype import DType, i8
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.ir.quant.scheme import QuantScheme, encode
+from rlx.nn.functional.convolution import Axes, Geometry, geometry_of
 from rlx.nn.functional.operands import ArrayLike, Sizes, call, fixed, require_rank, sizes_of
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.dispatch import as_array
@@ -177,3 +178,44 @@ def fake_quantize(
 ) -> Array:  # fmt: skip
     """x with the error that storing it in `dtype` would bring."""
     return call(_rounded, [x, scale, zero_point], "fake_quantize", DType.of(dtype), axis)
+
+
+def _integer_conv(
+    g: Graph, x: Value, w: Value, x_zero: Value, scale: Value | None, y_zero: Value | None,
+    bias: Value | None, dims: Sizes, geometry: Geometry, activation: str,
+) -> Any:  # fmt: skip
+    w = fixed(g, w, dims)
+    x = fixed(g, x, (None, int(dims[1] or 0) * geometry.groups, *[None] * (len(dims) - 2)))
+    if scale is None or y_zero is None:
+        return g.conv_integer(x, w, x_zero, **geometry.inner())
+    each = g.expand(fixed(g, scale, (None,) * scale.shape.rank), shape=(dims[0] or 0,))
+    more = None if bias is None else fixed(g, bias, dims[:1])
+    return g.qlinear_conv(
+        x, w, x_zero, each, y_zero, more, activation=activation, **geometry.inner()
+    )
+
+
+def conv_integer(
+    x: ArrayLike, weight: ArrayLike, x_zero_point: ArrayLike, stride: Axes = 1,
+    padding: Axes | str = 0, dilation: Axes = 1, groups: int = 1,
+) -> Array:  # fmt: skip
+    """The convolution of x − x_zero_point (u8 or i8, [B, C, …] over one or two axes) with an i8
+    weight, as i32."""
+    w = require_rank(weight, (3, 4), "conv_integer", "a weight [O, C/groups, kernel…]")
+    at = geometry_of(w, w.ndim - 2, stride, padding, dilation, groups, "conv_integer")
+    sizes = sizes_of(w, *range(w.ndim))
+    return call(_integer_conv, [x, w, x_zero_point, None, None, None], sizes, at, "none")
+
+
+def qlinear_conv(
+    x: ArrayLike, weight: ArrayLike, x_zero_point: ArrayLike, scale: ArrayLike,
+    y_zero_point: ArrayLike, bias: ArrayLike | None = None, stride: Axes = 1,
+    padding: Axes | str = 0, dilation: Axes = 1, groups: int = 1, activation: str = "none",
+) -> Array:  # fmt: skip
+    """A `conv_integer` whose sums become 8-bit integers again: (sums + bias) · scale, rounded half
+    to even, plus `y_zero_point`, clamped to its type. `scale` is that of x times that of the
+    weight over that of the result, one for all or one for each filter; `bias` is i32."""
+    w = require_rank(weight, (3, 4), "qlinear_conv", "a weight [O, C/groups, kernel…]")
+    at = geometry_of(w, w.ndim - 2, stride, padding, dilation, groups, "qlinear_conv")
+    operands = [x, w, x_zero_point, scale, y_zero_point, bias]
+    return call(_integer_conv, operands, sizes_of(w, *range(w.ndim)), at, activation)

@@ -1,4 +1,4 @@
-"""Recurrent layers: RNN, LSTM and GRU over a sequence, one loop of the graph each.
+"""Recurrent layers over a sequence: LSTM and GRU are ops, an RNN is a loop of the graph.
 
 Weights have PyTorch's layout: weight_ih [gates · hidden, in], weight_hh [gates · hidden, hidden];
 gates come in the order i, f, g, o (LSTM) and r, z, n (GRU). The products with the inputs of all
@@ -21,48 +21,23 @@ from rlx.numpy.dispatch import as_array
 GATES = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
 
 
-def _gates(g: Graph, x: Value, count: int, hidden: int) -> list[Value]:
-    return [g.narrow(x, axis=1, start=i * hidden, length=hidden) for i in range(count)]
+def _loop(
+    g: Graph, kind: str, x_gates: Value, turned: Value, bias: Value | None, h: Value, reverse: bool
+) -> Any:
+    """An Elman network: (y, the last state) of a loop over the steps."""
 
+    def body(g: Graph, h: Value, x: Value, turned: Value, *bias: Value) -> list[Value]:
+        y = g.matmul(h, turned)
+        for b in bias:
+            y = g.add(y, b)
+        new = getattr(g, kind)(g.add(x, y))
+        return [new, new]
 
-def _lstm_step(
-    g: Graph, hidden: int, states: Sequence[Value], x: Value, turned: Value, bias: Value | None
-) -> list[Value]:
-    h, c = states
-    i, f, n, o = _gates(g, g.add(x, _product(g, h, turned, bias)), 4, hidden)
-    c = g.add(g.mul(g.sigmoid(f), c), g.mul(g.sigmoid(i), g.tanh(n)))
-    return [g.mul(g.sigmoid(o), g.tanh(c)), c]
-
-
-def _gru_step(
-    g: Graph, hidden: int, states: Sequence[Value], x: Value, turned: Value, bias: Value | None
-) -> list[Value]:
-    h = states[0]
-    xr, xz, xn = _gates(g, x, 3, hidden)
-    hr, hz, hn = _gates(g, _product(g, h, turned, bias), 3, hidden)
-    reset, update = g.sigmoid(g.add(xr, hr)), g.sigmoid(g.add(xz, hz))
-    new = g.tanh(g.add(xn, g.mul(reset, hn)))
-    return [g.add(new, g.mul(update, g.sub(h, new)))]
-
-
-def _plain_step(kind: str) -> Any:
-    def step(
-        g: Graph, hidden: int, states: Sequence[Value], x: Value, turned: Value,
-        bias: Value | None,
-    ) -> list[Value]:  # fmt: skip
-        return [getattr(g, kind)(g.add(x, _product(g, states[0], turned, bias)))]
-
-    return step
-
-
-_STEPS = {
-    "lstm": _lstm_step, "gru": _gru_step, "tanh": _plain_step("tanh"), "relu": _plain_step("relu")
-}  # fmt: skip
-
-
-def _product(g: Graph, h: Value, turned: Value, bias: Value | None) -> Value:
-    y = g.matmul(h, turned)
-    return y if bias is None else g.add(y, bias)
+    invariant = [turned] if bias is None else [turned, bias]
+    shapes = [h.shape, x_gates.shape.with_dims(x_gates.shape.dims[1:])]
+    step = make_body(body, *shapes, *[v.shape for v in invariant], name=f"{kind}_step")
+    last, y = g.scan(h, x_gates, *invariant, body=step, n_carry=1, n_xs=1, reverse=reverse)
+    return y, last
 
 
 def _recurrent(
@@ -80,27 +55,17 @@ def _recurrent(
     given = [h, c] if kind == "lstm" else [h]
     states = [g.contiguous(zero) if s is None else fixed(g, s, (None, hidden)) for s in given]
     turned = g.contiguous(g.transpose(w_hh, (1, 0)))
-    invariant = [turned] if b_hh is None else [turned, b_hh]
-
-    def body(g: Graph, *values: Value) -> list[Value]:
-        n = len(states)
-        new = _STEPS[kind](g, hidden, values[:n], values[n], *_pair(values[n + 1 :]))
-        return [*new, new[0]]
-
-    shapes = [
-        *[s.shape for s in states], x_gates.shape.with_dims(x_gates.shape.dims[1:]),
-        *[v.shape for v in invariant],
-    ]  # fmt: skip
-    step = make_body(body, *shapes, name=f"{kind}_step")
-    results = g.scan(
-        *states, x_gates, *invariant, body=step, n_carry=len(states), n_xs=1, reverse=reverse
-    )
-    *last, y = results
-    return (y, *last)
-
-
-def _pair(values: Sequence[Value]) -> tuple[Value, Value | None]:
-    return values[0], values[1] if len(values) > 1 else None
+    if kind == "lstm":
+        x_gates = x_gates if b_hh is None else g.add(x_gates, b_hh)
+        return g.lstm(x_gates, turned, states[0], states[1], reverse=reverse)
+    if kind == "gru":
+        inside = None
+        if b_hh is not None:  # that of the third gate is inside the product
+            inside = g.narrow(b_hh, axis=0, start=2 * hidden, length=hidden)
+            own = g.narrow(b_hh, axis=0, start=0, length=2 * hidden)
+            x_gates = g.add(x_gates, g.pad(own, low=(0,), high=(hidden,)))
+        return g.gru(x_gates, turned, states[0], inside, reverse=reverse)
+    return _loop(g, kind, x_gates, turned, b_hh, states[0], reverse)
 
 
 def _run(

@@ -1,7 +1,7 @@
-"""RNN, GRU and LSTM: one loop of the graph for each direction.
+"""RNN, GRU and LSTM: the op of the graph for each direction, or a loop where there is none.
 
-Products with the inputs of all steps are one matmul before the loop. Sequences of unequal length
-keep their state behind their end, and give zeros there.
+Products with the inputs of all steps are one matmul before it. Sequences of unequal length keep
+their state behind their end, and give zeros there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import rlx.numpy as xp
 from rlx.numpy import control_flow
 from rlx.numpy.array import Array
 from rlx.onnx.call import Call
-from rlx.onnx.graph_ops import graph_op
+from rlx.onnx.graph_ops import graph_op, graph_ops
 from rlx.onnx.table import op
 
 Function = Callable[[Array], Array]
@@ -77,12 +77,15 @@ _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
 
 class Step(NamedTuple):
-    """What differs between the three: gates, activations, and a step of the loop."""
+    """What differs between the three: gates, activations, and a step of the loop.
+
+    `order` are the gates as the op of the graph has them, None where there is no such op."""
 
     gates: int
     defaults: tuple[str, ...]
     states: int
     run: Callable[..., tuple[Array, ...]]
+    order: tuple[int, ...] | None = None
 
 
 def _recurrence(
@@ -134,6 +137,8 @@ def _run(
     backwards: bool,
 ) -> tuple[Array, tuple[Array, ...]]:  # fmt: skip
     x = given.x
+    if _has_op(node, step, given, lengths):
+        return _by_op(node, step, given, first, backwards)
     if backwards and lengths is not None:
         x = _turned(x, lengths)
     inputs = xp.matmul(x, given.w)
@@ -154,6 +159,47 @@ def _run(
     reverse = backwards and lengths is None
     after, y = control_flow.scan(once, tuple(first), rows, reverse=reverse)
     return (_turned(y, lengths) if backwards and lengths is not None else y), after
+
+
+def _has_op(node: Call, step: Step, given: Direction, lengths: Array | None) -> bool:
+    """Whether the graph has an op for just this recurrence."""
+    if step.order is None or lengths is not None or given.peepholes is not None:
+        return False
+    if node.float("clip", None) is not None or node.int("input_forget", 0):
+        return False
+    if step.gates == 3 and not node.int("linear_before_reset", 0):
+        return False
+    named = node.texts("activations", None) or ()
+    return all(a.lower() == b.lower() for a, b in zip(named, step.defaults * 2, strict=False))
+
+
+def _by_op(
+    node: Call, step: Step, given: Direction, first: list[Array], backwards: bool
+) -> tuple[Array, tuple[Array, ...]]:
+    assert step.order is not None
+    hidden = int(given.r.shape[0])
+    w, r = (_ordered(x, step.order) for x in (given.w, given.r))
+    biases = [
+        None if b is None else _ordered(b, step.order) for b in (given.bias, given.recurrent_bias)
+    ]
+    last: list[Array] = []
+    if step.gates == 3 and biases[1] is not None:  # that of the third gate is inside the product
+        own = biases[1][: 2 * hidden]
+        last.append(biases[1][2 * hidden :])
+        biases[1] = xp.concat((own, xp.zeros((hidden,), dtype=own.dtype)))
+    inputs = xp.matmul(given.x, w)
+    known = [b for b in biases if b is not None]
+    if known:
+        inputs = inputs + (known[0] if len(known) == 1 else known[0] + known[1])
+    name = "lstm" if step.gates == 4 else "gru"
+    y, *after = graph_ops(name, inputs, r, *first, *last, reverse=backwards)
+    return y, tuple(after)
+
+
+def _ordered(x: Array, order: tuple[int, ...]) -> Array:
+    """The gates of the last axis in another order."""
+    parts = _split(x, len(order))
+    return xp.concat([parts[i] for i in order], axis=-1)
 
 
 def _turned(x: Array, lengths: Array) -> Array:
@@ -223,8 +269,8 @@ def _lstm_step(node: Call, given: Direction, carry: Any, x: Array) -> tuple[Arra
 
 
 _RNN = Step(1, ("Tanh",), 1, _rnn_step)
-_GRU = Step(3, ("Sigmoid", "Tanh"), 1, _gru_step)
-_LSTM = Step(4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
+_GRU = Step(3, ("Sigmoid", "Tanh"), 1, _gru_step, (1, 0, 2))  # z, r, n
+_LSTM = Step(4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step, (0, 2, 3, 1))  # i, o, f, g
 
 
 @op("RNN")

@@ -45,6 +45,21 @@ def _shared(op: Any, count: int) -> tuple[int, ...]:
     return tuple(shared)
 
 
+@batched("lstm", "gru")
+def _batched_cells(
+    op: Any, g: Graph, inputs: Values, mapped: Flags, over: MappedAxis
+) -> Values | None:
+    """The weight and the bias are the same for all; the batch is the second axis of sequences."""
+    states = 1 + (op.name == "lstm")
+    if mapped[1] or any(mapped[2 + states :]):
+        return None
+    batch = element(inputs[0], mapped[0]).dims[1]
+    x_gates = folded(g, inputs[0], mapped[0], over, 1)
+    first = [folded(g, inputs[2 + i], mapped[2 + i], over) for i in range(states)]
+    y, *last = g.append_node(op, [x_gates, inputs[1], *first, *inputs[2 + states :]]).outputs
+    return [unfolded(g, y, batch, over, 1), *[unfolded(g, s, batch, over) for s in last]]
+
+
 # -- attention --------------------------------------------------------------------------------
 
 

@@ -74,6 +74,8 @@ def _other(case: Case, const: Array, i: int) -> Array:
     """A constant of another element: the same rows in another order, or another top_k."""
     if case.op == "sample":
         return const + np.array([0, i, 0, 0], const.dtype)
+    if not const.ndim:  # a zero point
+        return const + const.dtype.type(i)
     return np.roll(const, i, axis=0)
 
 

@@ -5,12 +5,13 @@ Separate from the code that emits the executor, so that a stored program runs wi
 
 from __future__ import annotations
 
-ABI = 4
+ABI = 5
 """Version of this layout: a stored program runs only with the version it was compiled for."""
 
 # Flags of a launch: see `emit`.
 BARRIER, SOLO, JUMP, HOST = 1, 2, 4, 8
 LONG = 16  # for Python alone: see `interruptible`
+FLUSH = 32
 
 # The state of a thread pool. Fields that different workers write are on different cache lines.
 EPOCH, SLEEPERS, ARRIVED, GENERATION, BARRIER_SLEEPERS = 0, 64, 128, 192, 256

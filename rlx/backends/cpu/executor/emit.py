@@ -12,6 +12,8 @@ table says, so a run costs Python one call, however many launches there are. Fla
 - JUMP: the kernel returns an i64, the distance to the next launch; 1 is the next one, a negative
   distance jumps back. All workers must return the same
 - HOST: no kernel. The run returns before the launch; the caller does it and resumes after it
+- FLUSH: denormals are zeros while the kernel runs, on x86: some CPUs take a hundred cycles for an
+  operation on one
 
 All workers share the control block (see `control_block`). A run is announced by a new epoch, whose
 low byte is the number of workers that take part. Worker 0 is the caller. A run ends when every
@@ -58,6 +60,7 @@ from rlx.backends.cpu.executor.control_block import (
     EPOCH,
     FINISHED,
     FIRST,
+    FLUSH,
     HOST,
     IDLE_YIELD,
     ITERATIONS,
@@ -214,6 +217,7 @@ def _emit_launches(m: Module, barrier: Function, records_cpu: bool, timed: bool)
     budget, begin = f.load(state, i64, BUDGET), f.clock()
     row = f.gep(profile, tid.to(i64) * f.load(program, i64, LAUNCH_COUNT), STAMP_BYTES)
     is_leader = tid.eq(0)
+    modes = _float_modes(f) if m.target.is_x86 else None
 
     def sync(iteration: Value) -> Value:
         """A barrier; returns whether to leave the run there.
@@ -241,7 +245,7 @@ def _emit_launches(m: Module, barrier: Function, records_cpu: bool, timed: bool)
             distance.values = [one]
             if takes_part:
                 stamps = f.gep(row, at, STAMP_BYTES)
-                distance.values = [_launch(f, entry, flags, solo, stamps, timed)]
+                distance.values = [_launch(f, entry, flags, solo, stamps, timed, modes)]
         following = at + distance.values[0]
         for wanted in f.either((flags & BARRIER).ne(0) & (following < limit), leave):
             leave.values = [sync(iteration) if wanted else f.const(0, is_leader.type)]
@@ -252,9 +256,26 @@ def _emit_launches(m: Module, barrier: Function, records_cpu: bool, timed: bool)
     return f
 
 
+_FLUSH_MODE = 0x8040  # denormal results are zeros, and so are denormal operands
+
+
+def _float_modes(f: Function) -> tuple[Value, Value]:
+    """Addresses of the control word of SSE and AVX as it is, and with denormals as zeros."""
+    plain, flushing = f.alloca(4), f.alloca(4)
+    f.intrinsic("llvm.x86.sse.stmxcsr", void, plain)
+    f.store(f.load(plain, i32) | _FLUSH_MODE, flushing)
+    return plain, flushing
+
+
+def _set_float_mode(f: Function, flags: Value, mode: Value) -> None:
+    for _ in f.when((flags & FLUSH).ne(0)):
+        f.intrinsic("llvm.x86.sse.ldmxcsr", void, mode)
+
+
 def _launch(
-    f: Function, entry: Value, flags: Value, solo: Value, stamps: Value, timed: bool
-) -> Value:
+    f: Function, entry: Value, flags: Value, solo: Value, stamps: Value, timed: bool,
+    modes: tuple[Value, Value] | None,
+) -> Value:  # fmt: skip
     """Call the kernel of a launch as this worker. Returns the distance to the next launch."""
     if timed:
         f.prefetch(stamps)  # it arrives while the kernel runs
@@ -262,10 +283,14 @@ def _launch(
     start = f.clock() if timed else None
     nth = f.select(solo, f.i32(1), f["nth"])
     call = f.load(entry, ptr, LAUNCH_FN), f.load(entry, ptr, LAUNCH_ARGS), f["tid"], nth
+    if modes is not None:
+        _set_float_mode(f, flags, modes[1])
     distance = f.carry()
     for jumps in f.either((flags & JUMP).ne(0), distance):
         result = f.call_pointer(call[0], i64 if jumps else void, *call[1:])
         distance.values = [result if jumps else f.i64(1)]
+    if modes is not None:
+        _set_float_mode(f, flags, modes[0])
     if start is not None:
         _record(f, stamps, start)
     return distance.values[0]

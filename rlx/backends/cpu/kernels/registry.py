@@ -12,6 +12,7 @@ from rlx.backends.cpu.kernels.conv.choose_layout import choose_layout
 from rlx.backends.cpu.kernels.conv.lower_conv import CONVOLUTIONS, pack_conv
 from rlx.backends.cpu.kernels.gemm.pack_weights import MATMULS, pack_weights
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import QUANTISED, pack_quantised
+from rlx.backends.cpu.kernels.recurrent.lower_cells import CELLS, block_weights
 from rlx.ir.graph import Graph
 from rlx.llvm.target import Target
 
@@ -32,4 +33,5 @@ REWRITES: list[Rewrite] = [
     (CONVOLUTIONS, pack_conv),
     (MATMULS, pack_weights),
     (QUANTISED, pack_quantised),
+    (CELLS, block_weights),
 ]

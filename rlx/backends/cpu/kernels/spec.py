@@ -37,6 +37,12 @@ class KernelSpec(ABC):
         """Define `kernel` in the module: void kernel(ptr args, i32 tid, i32 nth)."""
 
     @property
+    def flushes_denormals(self) -> bool:
+        """Whether numbers below the normal ones count as zeros, where that is quicker: for sums of
+        products, in which they are less than a rounding of any normal term."""
+        return False
+
+    @property
     def label(self) -> str:
         """What profiles and dumps call it."""
         return type(self).__name__.lower()

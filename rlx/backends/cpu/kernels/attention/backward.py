@@ -56,6 +56,10 @@ class AttentionBackwardBlocks(KernelSpec):
     strided: str  # names of operands whose last axis is not contiguous, each followed by a space
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def acc(self) -> Type:
         return f64 if any(t.bits == 64 for t in self.types[:3]) else f32
 

@@ -198,6 +198,10 @@ class AttentionKernel(KernelSpec):
     problem: Problem
     queries: str = field(default="any", kw_only=True)
 
+    @property
+    def flushes_denormals(self) -> bool:
+        return True
+
     @abstractmethod
     def layout(self, target: Target) -> PartialLayout:
         """Its work items and their partial results."""

@@ -69,6 +69,10 @@ class ChannelsLastGemm(KernelSpec):
     activation: str = "none"
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def out_bytes(self) -> int:
         """Of an element of the result."""
         return 4

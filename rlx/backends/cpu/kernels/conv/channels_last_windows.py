@@ -44,6 +44,10 @@ class ChannelsLastWindows(KernelSpec):
     dtype: DType = f32  # u8 and i8 for "max" alone
 
     @property
+    def flushes_denormals(self) -> bool:
+        return self.kind != "max"
+
+    @property
     def args(self) -> list[str]:
         given = ["filters"] * (self.kind == "depthwise")
         given += ["bias"] * self.bias + ["residual"] * self.residual

@@ -50,6 +50,10 @@ class ChannelsLastWinograd(KernelSpec):
     activation: str = "none"
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         given = ["bias"] * self.bias + ["residual"] * self.residual
         return ["x", "filters", "points", "out", *given, "scratch", *_SIZES]

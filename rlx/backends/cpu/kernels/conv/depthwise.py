@@ -32,6 +32,10 @@ class Depthwise(KernelSpec):
     stride: int  # as in RowLoads
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         names = ["x", "w", "out", *["bias"] * (self.bias is not None)]
         return [*names, "planes", "filters", "multiple", *GEOMETRY]
@@ -87,6 +91,10 @@ class CausalDepthwise(KernelSpec):
     history: DType
     out: DType
     taps: int
+
+    @property
+    def flushes_denormals(self) -> bool:
+        return True
 
     def emit(self, m: Module) -> None:
         _Causal(self, m.kernel()).emit()

@@ -149,6 +149,10 @@ class DirectConv(KernelSpec):
     again: bool = False
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         names = [
             "x",

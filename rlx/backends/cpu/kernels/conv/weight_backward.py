@@ -56,6 +56,10 @@ class WeightBackward(KernelSpec):
     stride: int  # along a row
     dilation: int
 
+    @property
+    def flushes_denormals(self) -> bool:
+        return True
+
     def emit(self, m: Module) -> None:
         _Emitter(self, m.kernel()).emit()
 

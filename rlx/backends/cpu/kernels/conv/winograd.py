@@ -50,6 +50,10 @@ class WinogradConv(KernelSpec):
     activation: str = "none"
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         bias = ["bias"] * (self.bias is not None)
         starts = ["start_y", "start_x"]

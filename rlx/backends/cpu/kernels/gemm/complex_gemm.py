@@ -21,6 +21,10 @@ class ComplexGemm(KernelSpec):
     dtype: DType = c64
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         names = [
             "x",

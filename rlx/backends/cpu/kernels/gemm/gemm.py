@@ -86,6 +86,10 @@ class Gemm(KernelSpec):
     single_row: bool = False  # m is 1
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         names = ["x", "w", "out", *self.epilogue.args, "scratch", "worker_bytes", "m", "n", "k"]
         names += ["x_stride_m", "x_stride_k"]

@@ -92,6 +92,10 @@ class GemvDot(KernelSpec):
     batch: int = 0
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         return ["x", "w", "out", "n", "k", "w_stride_n", *batch_args(self.batch)]
 
@@ -286,6 +290,10 @@ class GemvAxpy(KernelSpec):
     out: DType
     batch: int = 0
     epilogue: Epilogue | None = None
+
+    @property
+    def flushes_denormals(self) -> bool:
+        return True
 
     @property
     def args(self) -> list[str]:

@@ -1,1 +1,1 @@
-"""Recurrent layers: `selective_scan` (Mamba), `delta_net` (gated delta rule), `lower_recurrent`."""
+"""Recurrent layers: `cells` (LSTM, GRU), `selective_scan` (Mamba), `delta_net` (gated delta)."""

@@ -101,6 +101,10 @@ class DeltaStep(KernelSpec):
     rule: Rule
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         return [*self.rule.operands, "heads"]
 
@@ -202,6 +206,10 @@ class DeltaTokens(KernelSpec):
     """
 
     rule: Rule
+
+    @property
+    def flushes_denormals(self) -> bool:
+        return True
 
     @property
     def args(self) -> list[str]:

@@ -44,6 +44,10 @@ class SelectiveScan(KernelSpec):
     size: int  # of the state of a channel
 
     @property
+    def flushes_denormals(self) -> bool:
+        return True
+
+    @property
     def args(self) -> list[str]:
         optional = ["d"] * (self.d is not None) + ["state"] * (self.state is not None)
         return ["u", "delta", "a", "b", "c", *optional, "y", "last", "batch", "seq", "inner"]

@@ -15,14 +15,15 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     MAXIMA,
     NEW_KV,
     QUERIES,
+    SUMS,
     THREADS,
-    VALUES,
     WARPS,
 )
 from rlx.llvm.builder import Value, f32, i32, i64, vec
 from rlx.support.records import dataclass
 
 LOWEST = -1e30
+_MOST_KEPT = 2  # queries that registers hold
 _LOG2_E = 1.4426950408889634
 
 
@@ -69,10 +70,11 @@ class Attention:
         f.barrier(THREADS)
         queries = self._queries()
         found = self._new_position(queries, owns)
+        kept = queries if shape.group <= _MOST_KEPT else None  # or they are read again
 
         def piece(number: Value, slot: Value, parity: Value, *state: Value) -> list[Value]:
             starts, slots = self.ring.wait_piece((slot, parity))
-            made = self._piece(number, starts, queries, state)
+            made = self._piece(number, starts, kept or self._queries(), state)
             self.ring.free(*slots)
             return [*self.ring.next(slots[-1]), *made]
 
@@ -246,6 +248,8 @@ class Attention:
     # -- combining --------------------------------------------------------------------------------
 
     def _combine_warps(self, state: Sequence[Value], exchange: Exchange) -> None:
+        """Sums of values lie where those of rows were: all have read these before the first
+        barrier, and the next are stored behind that of `combine_blocks`."""
         f, shape = self.f, self.shape
         largest, weights, *sums = state
         lanes = WARP // (self._each * shape.group)
@@ -263,7 +267,7 @@ class Attention:
                 f.store_shared(
                     weights * factor, self.warp * 4 + shape.place(MAXIMA), second + 64 * i
                 )
-            to = self.warp * (4 * shape.group_columns) + self.lane * 8 + shape.place(VALUES)
+            to = self.warp * (4 * shape.group_columns) + self.lane * 8 + shape.place(SUMS)
             scaled = [v * factor for v in sums[4 * i : 4 * i + 4]]
             for j in range(2):
                 pair = f.join(scaled[2 * j : 2 * j + 2])
@@ -271,7 +275,7 @@ class Attention:
         f.barrier(THREADS)
         block = exchange.group * shape.ranks + exchange.rank
         for _ in f.when(self.products.thread < shape.group_columns):
-            at = self.products.thread * 4 + shape.place(VALUES)
+            at = self.products.thread * 4 + shape.place(SUMS)
             found = [f.load_shared(at, f32, 4 * shape.group_columns * w) for w in range(WARPS)]
             while len(found) > 1:
                 found = [a + b for a, b in zip(found[::2], found[1::2], strict=True)]

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.persistent.attend import Attention, Exchange, Heads
+from rlx.backends.cuda.kernels.persistent.packed_product import PackedProducts
 from rlx.backends.cuda.kernels.persistent.product import MOST_REGISTERS, Columns, Products
 from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
@@ -27,17 +28,20 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     FIXED_ARGS,
     HEAD_ROWS,
     HEAD_TILES,
-    LAYER_ARGS,
+    POINTERS,
     THREADS,
     WARPS,
     DenseShape,
     Part,
+    part_maps,
 )
 from rlx.llvm.builder import Value, bf16, f32, i32, i64, ptr
 from rlx.support.records import dataclass
 
 MARKS = 24  # clocks of a layer that a profile notes
 _MOST_ROUNDS = 6  # whose operands registers hold
+_MOST_KEPT = 2  # numbers of x at the start that a thread keeps: more are read again
+_MOST_WHILE_ATTENDING = 4  # such numbers in registers
 _PATIENCE = 1 << 32  # clocks, some seconds
 
 
@@ -45,8 +49,9 @@ _PATIENCE = 1 << 32  # clocks, some seconds
 class PersistentDecode(BlockKernel):
     """args: x or the token, logits, gain of the last norm, head, tables of cosines and sines,
     position, values that are handed over, clocks, embedding, status, error number, rows of the
-    embedding; then of each layer q k v, out, gate, up, down, both gains, those
-    of query and key heads, cache of keys and of values. Matrices are tensor maps.
+    embedding, what lies beside the head's quants; then of each layer q k v, out, gate, up, down,
+    both gains, those of query and key heads, cache of keys and of values. Matrices are tensor maps,
+    of packed weights one of the quants and others of what lies beside them.
 
     With `embeds`, x is a row of the embedding. With `marks` a block notes its clock between the
     stages.
@@ -76,17 +81,27 @@ class PersistentDecode(BlockKernel):
         _Emitter(f, self).emit()
 
 
-QKV, OUT, GATE, UP, DOWN, GAIN, SECOND_GAIN, QUERY_GAIN, KEY_GAIN, KEYS, VALUES = range(LAYER_ARGS)
-_MAPS = 5  # the first of them
+QKV, OUT, GATE, UP, DOWN = range(5)
+GAIN, SECOND_GAIN, QUERY_GAIN, KEY_GAIN, KEYS, VALUES = range(POINTERS)
 
 
 class _Layer:
     """The args of a layer, from shared memory: a load from far away would hold up all behind it."""
 
-    def __init__(self, f: BlockFunction, args: int, layer: Value) -> None:
-        self._f, self._at = f, layer * (8 * LAYER_ARGS) + (args + 8 * FIXED_ARGS)
+    def __init__(self, f: BlockFunction, shape: DenseShape, layer: Value) -> None:
+        self._f, self._shape = f, shape
+        self._at = layer * (8 * shape.layer_args) + (shape.place(ARGS) + 8 * shape.fixed_args)
 
     def __getitem__(self, i: int) -> Value:
+        return self._load(self._shape.maps + i)
+
+    def maps(self, i: int) -> list[Value]:
+        """The tensor maps of a matrix."""
+        parts = self._shape.parts
+        first = sum(part_maps(part) for part in parts[:i])
+        return [self._load(first + j) for j in range(part_maps(parts[i]))]
+
+    def _load(self, i: int) -> Value:
         return self._f.load_shared_pointer(self._at, 8 * i)
 
 
@@ -118,10 +133,10 @@ class _Emitter:
         f.barrier()
         f.let_next_start()
         f.wait_for_previous()
-        count = FIXED_ARGS + LAYER_ARGS * self.shape.layers
-        self.table = self.shape.place(ARGS)
+        count = self.shape.fixed_args + self.shape.layer_args * self.shape.layers
+        table = self.shape.place(ARGS)
         for i in f.range(self.thread, f.i32(count), f.i32(self.kernel.threads)):
-            f.store_shared(f.load(f.gep(self.args, i.to(i64), 8), i64), i * 8 + self.table)
+            f.store_shared(f.load(f.gep(self.args, i.to(i64), 8), i64), i * 8 + table)
         f.barrier()
         self.position = f.arg(self.args, 6, i32)
         # Pieces of the cache, before the new position.
@@ -132,23 +147,25 @@ class _Emitter:
 
     def _copy(self) -> None:
         f, shape = self.f, self.shape
-        head = f.arg(self.args, 3, ptr)
-        f.acquire_map(head)
-        for i in f.range(f.lane32(), f.i32(_MAPS * shape.layers), f.i32(WARP)):
-            number = i.udiv(_MAPS)
-            at = number * (8 * LAYER_ARGS) + (i - number * _MAPS) * 8
-            f.acquire_map(f.load_shared_pointer(at, self.table + 8 * FIXED_ARGS))
+        beside = range(FIXED_ARGS, shape.fixed_args)
+        head = [f.arg(self.args, i, ptr) for i in (3, *beside)]
+        for tensor_map in head:
+            f.acquire_map(tensor_map)
+        for i in f.range(f.lane32(), f.i32(shape.maps * shape.layers), f.i32(WARP)):
+            number = i.udiv(shape.maps)
+            at = number * (8 * shape.layer_args) + (i - number * shape.maps) * 8
+            f.acquire_map(f.load_shared_pointer(at, shape.place(ARGS) + 8 * shape.fixed_args))
         f.warp_barrier()
         f.fence_copies()  # the cache was written by kernels before
         for _ in f.when(f.lane32().eq(0)):
             self._copy_all(head)
 
-    def _copy_all(self, head: Value) -> None:
+    def _copy_all(self, head: list[Value]) -> None:
         """By one thread."""
         f, shape = self.f, self.shape
 
         def layer(number: Value, slot: Value, parity: Value) -> list[Value]:
-            return list(self._copy_layer(_Layer(f, self.table, number), (slot, parity)))
+            return list(self._copy_layer(_Layer(f, shape, number), (slot, parity)))
 
         start = list(self.ring.start())
         slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), start, layer)
@@ -165,7 +182,8 @@ class _Emitter:
 
     def _copy_layer(self, layer: _Layer, place: Slot) -> Slot:
         f, shape, ring = self.f, self.shape, self.ring
-        place = ring.fill_part(shape.qkv, [layer[QKV]], self.block * shape.qkv.rows, 0, place)
+        row = self.block * shape.qkv.rows
+        place = ring.fill_part(shape.qkv, [layer.maps(QKV)], row, 0, place)
 
         def piece(number: Value, slot: Value, parity: Value) -> list[Value]:
             at = (self.group * shape.context + number * shape.piece).to(i64)
@@ -175,50 +193,57 @@ class _Emitter:
         slot, parity = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
         place = slot, parity
         row, column = self.rank * shape.out.rows, self.group * shape.group_columns
-        place = ring.fill_part(shape.out, [layer[OUT]], row, column, place)
+        place = ring.fill_part(shape.out, [layer.maps(OUT)], row, column, place)
         row = self.block * (shape.gate_up.rows // 2)
-        place = ring.fill_part(shape.gate_up, [layer[GATE], layer[UP]], row, 0, place)
+        both = [layer.maps(GATE), layer.maps(UP)]
+        place = ring.fill_part(shape.gate_up, both, row, 0, place)
         team = self.block.udiv(shape.splits)
         row, column = (
             team * shape.down.rows,
             (self.block - team * shape.splits) * shape.down.columns,
         )
-        return ring.fill_part(shape.down, [layer[DOWN]], row, column, place)
+        return ring.fill_part(shape.down, [layer.maps(DOWN)], row, column, place)
 
     # -- the warps that multiply ------------------------------------------------------------------
 
     def _compute(self) -> None:
         f, shape = self.f, self.shape
-        self.products = Products(f, shape, self.ring)
+        made = PackedProducts if shape.is_packed else Products
+        self.products = made(f, shape, self.ring)
         self.base = f.arg(self.args, 7, ptr)
         counts = f.gep(self.base, shape.at_counts, 4)
         first, launches = f.load(counts, i32), f.load(counts, i32, 4)
         self._choose_sums(launches)
         cos, sin = (f.arg(self.args, i, ptr) for i in (4, 5))
         self.attention = Attention(self.products, cos, sin, self.position, self.pieces)
-        start = self._embedded() if self.kernel.embeds else self._given()
+        read = self._embedded() if self.kernel.embeds else self._given()
+        known = read() if shape.own <= _MOST_KEPT else []
 
-        def layer(number: Value, slot: Value, parity: Value, *x: Value) -> list[Value]:
+        def start() -> list[Value]:
+            return known or read()
+
+        def layer(number: Value, slot: Value, parity: Value, *attended: Value) -> list[Value]:
             self._mark = 0
             tag = first + number + 1 & 3
-            return self._layer(number, tag, (slot, parity), start, list(x))
+            return self._layer(number, tag, (slot, parity), start, list(attended))
 
         nothing = [f.const(0.0, f32)] * shape.own
         begin = [*self.ring.start(), *nothing]
         slot, parity, *attended = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), begin, layer)
         last = self._received(DOWN_SUMS, f.i32(shape.layers * shape.splits & 255), None)
-        self._head(_added(start, attended, last), (slot, parity))
+        self._head(_added(start(), attended, last), (slot, parity))
         for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
             f.store(first + shape.layers, counts)
             f.store(launches + 1, counts, 4)
 
-    def _given(self) -> list[Value]:
+    def _given(self) -> Callable[[], list[Value]]:
+        """What reads the thread's numbers of x."""
         f = self.f
         at = f.gep(f.arg(self.args, 0, ptr), self.products.column.to(i64), 4)
-        return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
+        return lambda: [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
 
-    def _embedded(self) -> list[Value]:
-        """The row of the token; one outside of the embedding is reported."""
+    def _embedded(self) -> Callable[[], list[Value]]:
+        """The same of the row of the token; one outside of the embedding is reported."""
         f = self.f
         token, rows = f.load(f.arg(self.args, 0, ptr), i32), f.arg(self.args, 12, i32)
         token = f.select(token < 0, token + rows, token)
@@ -229,8 +254,12 @@ class _Emitter:
             f.arg(self.args, 9, ptr), f.select(inside, token, 0).to(i64), 2 * self.shape.hidden
         )
         at = f.gep(row, self.products.column.to(i64), 2)
-        words = [f.load(at, bf16.as_int, 2 * THREADS * i) for i in range(self.shape.own)]
-        return [(w.to(i32, signed=False) << 16).bits(f32) for w in words]
+
+        def read() -> list[Value]:
+            words = [f.load(at, bf16.as_int, 2 * THREADS * i) for i in range(self.shape.own)]
+            return [(w.to(i32, signed=False) << 16).bits(f32) for w in words]
+
+        return read
 
     def _choose_sums(self, launches: Value) -> None:
         """Launches take turns with two buffers of sums; each clears those of the next one."""
@@ -266,37 +295,46 @@ class _Emitter:
         return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
 
     def _layer(
-        self, number: Value, tag: Value, place: Slot, x: list[Value], attended: list[Value]
-    ) -> list[Value]:
+        self, number: Value, tag: Value, place: Slot, start: Callable[[], list[Value]],
+        attended: list[Value],
+    ) -> list[Value]:  # fmt: skip
         """`attended` is what was added behind attention before; returned is also what is now."""
         f, shape = self.f, self.shape
-        layer = _Layer(f, self.table, number)
+        layer = _Layer(f, shape, number)
         self._note(number)
         exchange = Exchange(self.base, tag, self.group, self.rank)
-        first, second = self._gains(layer[GAIN]), self._gains(layer[SECOND_GAIN])
+        early = shape.own <= _MOST_KEPT  # or gains are read while sums are under way
+        first, second = (self._gains(layer[i]) if early else [] for i in (GAIN, SECOND_GAIN))
         heads = Heads(layer[QUERY_GAIN], layer[KEY_GAIN], *self._caches(layer))
 
         known: dict[str, list[Value]] = {}
 
         def normed(seen: list[Value] | None) -> Columns:
+            x, gains = start(), first or self._gains(layer[GAIN])
             known["down"] = self._received(DOWN_SUMS, number * shape.splits & 255, seen)
             self._note(number)
             now = _added(x, attended, known["down"])
-            return self._normed(now, first, shape.qkv, 0)
+            return self._normed(now, gains, shape.qkv, 0)
 
         place = self._product(shape.qkv, place, 0, lambda: self._look(DOWN_SUMS), normed, number)
         self._send_qkv(tag)
         self._note(number)
+        lays_aside = shape.own > _MOST_WHILE_ATTENDING and 128 * shape.own <= shape.planes_bytes
+        if lays_aside:
+            self.products.lay_aside(known["down"])
         place = self.attention.emit(heads, exchange, place)
         self._note(number)
         place = self._add_attention(exchange, number, place)
 
         def normed_again(seen: list[Value] | None) -> Columns:
+            x, gains = start(), second or self._gains(layer[SECOND_GAIN])
+            if lays_aside:
+                known["down"] = self.products.take_back(shape.own)
             count = (number + 1) * shape.kv_heads & 255
             known["out"] = self._received(OUT_SUMS, count, seen)
             self._note(number)
             now = _added(x, known["out"], known["down"])
-            return self._normed(now, second, shape.gate_up, 0)
+            return self._normed(now, gains, shape.gate_up, 0)
 
         place = self._product(
             shape.gate_up, place, 0, lambda: self._look(OUT_SUMS), normed_again, number
@@ -350,7 +388,8 @@ class _Emitter:
         return [f.gep(layer[i], self.group.to(i64), step) for i in (KEYS, VALUES)]
 
     def _at_once(self, part: Part) -> bool:
-        return part.registers <= MOST_REGISTERS and part.slots < self.shape.slots
+        others = 4 * (self.shape.own - _MOST_KEPT)  # numbers of x and what is added to it
+        return part.registers <= MOST_REGISTERS - others and part.slots < self.shape.slots
 
     def _normed(self, x: list[Value], gains: list[Value], part: Part, buffer: int) -> Columns:
         """The norm of x as operands, but for the factor that all columns have in common."""
@@ -374,7 +413,7 @@ class _Emitter:
         if self._at_once(part):
             tiles, place = products.fetch(part, place)
             self._note(number)
-            products.finish(tiles, columns(seen), buffer)
+            products.finish(part, tiles, columns(seen), buffer)
         else:
             self._note(number)
             place = products.stream(part, place, buffer, columns(seen))
@@ -388,13 +427,13 @@ class _Emitter:
         """Add the product's rows to x."""
         f = self.f
         for _ in f.when(self.thread < part.rows):
-            value = self.products.total(self.thread, 1)
+            value = self.products.total(part, self.thread, 1)
             f.add_fixed(value, f.gep(self.sums, (row + self.thread).to(i64), 8))
 
     def _send_qkv(self, tag: Value) -> None:
         f, shape, products = self.f, self.shape, self.products
         for _ in f.when(self.thread < shape.qkv.rows):
-            value = products.total(self.thread, 0) * products.norm(0)
+            value = products.total(shape.qkv, self.thread, 0) * products.norm(0)
             row = self.block * shape.qkv.rows + self.thread + shape.at_qkv
             f.hand_over(value, f.gep(self.base, row.to(i64), 4), tag)
 
@@ -405,7 +444,8 @@ class _Emitter:
             factor = self.products.norm(0)
             each = shape.gate_up.box_rows  # rows of the gate, then as many of up
             row = self.thread + self.thread.udiv(each) * each if each < half else self.thread
-            gate, up = (self.products.total(row + each * i, 0) * factor for i in range(2))
+            part = shape.gate_up
+            gate, up = (self.products.total(part, row + each * i, 0) * factor for i in range(2))
             value = f.activate("silu", gate) * up
             at = (self.block * half + self.thread + shape.at_gated).to(i64)
             f.hand_over(value, f.gep(self.base, at, 4), tag)
@@ -436,7 +476,8 @@ class _Emitter:
             row = (first + (self.thread >> 5) * blocks) * HEAD_ROWS + (self.thread & 31)
             for _ in f.when((self.thread < HEAD_TILES * HEAD_ROWS) & (row < shape.vocab)):
                 at = self.thread + buffer * (HEAD_TILES * HEAD_ROWS)
-                f.store(products.total(at, 0) * factor, f.gep(logits, row.to(i64), 4))
+                value = products.total(shape.head, at, 0) * factor
+                f.store(value, f.gep(logits, row.to(i64), 4))
             return [slot, parity, f.i32(1) - buffer]
 
         begin = [*place, f.i32(0)]

@@ -14,7 +14,6 @@ from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     OUT_PLANES,
     PLANES,
-    PLANES_OF_ROUND,
     SQUARES,
     SUM_STRIDE,
     SUMS,
@@ -29,11 +28,13 @@ _PLANES = 3
 _PLANE = 32  # bytes of 16 numbers
 MOST_REGISTERS = 48  # in which weights are held while values are awaited
 
-Columns = list[list[Value]]  # of each round, two operands of a product
-Tiles = list[list[list[Value]]]  # of each tile and round, four operands of a product
+Columns = list[list[Value]]  # of each round, the operands of a product
+Tiles = list[list[list[Value]]]  # of each tile and round, its other operands
 
 
 class Products:
+    """Those of weights in bf16."""
+
     def __init__(self, f: BlockFunction, shape: DenseShape, ring: Ring) -> None:
         self.f, self.shape, self.ring = f, shape, ring
         self.thread = f.thread()
@@ -44,11 +45,17 @@ class Products:
         plane = f.min(row, _PLANES - 1)
         self._read = plane * _PLANE + self._fourth * 4
         self._row = row
-        # Where the lane's row of four 8 × 8 matrices is in a tile of 16 rows of 64 columns.
+        # Where the lane's row of four 8 × 8 matrices is in a tile of 16 rows: in the two pieces of
+        # 16 bytes that the warp has of a row of a box.
         eighth = self.lane & 7
         piece = ((self.warp & 3) * 2 + (self.lane >> 4)) ^ eighth
-        self._in_tile = (eighth + ((self.lane >> 3) & 1) * 8) * 128 + piece * 16
-        self.column = (self.lane >> 4) * 256 + self.warp * 16 + (self.lane & 15)
+        self._row_in_tile = (eighth + ((self.lane >> 3) & 1) * 8) * 128
+        self._in_tile = self._row_in_tile + piece * 16
+        self.column = self._column()
+
+    def _column(self) -> Value:
+        """The thread's first column."""
+        return (self.lane >> 4) * 256 + self.warp * 16 + (self.lane & 15)
 
     # -- the vector -------------------------------------------------------------------------------
 
@@ -56,13 +63,27 @@ class Products:
         """Split the thread's numbers, those of columns `column` + 512 i, for its own warp."""
         f = self.f
         at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
-        at = at + (self.lane >> 4) * PLANES_OF_ROUND + (self.lane & 15) * 2
+        at = at + (self.lane >> 4) * self.shape.record + (self.lane & 15) * 2
         self._split(values, at)
         f.warp_barrier()
 
+    def lay_aside(self, values: Sequence[Value]) -> None:
+        """Keep the thread's numbers where its warp's columns were, which all have read."""
+        for i, value in enumerate(values):
+            self.f.store_shared(value, self._aside, 128 * i)
+
+    def take_back(self, count: int) -> list[Value]:
+        found = [self.f.load_shared(self._aside, f32, 128 * i) for i in range(count)]
+        self.f.warp_barrier()  # columns are put there again
+        return found
+
+    @property
+    def _aside(self) -> Value:
+        return self.warp * self.shape.planes_bytes + self.shape.place(PLANES) + self.lane * 4
+
     def put_out(self, value: Value, column: Value) -> None:
         """Split one number of the result of attention, for all warps."""
-        at = (column >> 4) * PLANES_OF_ROUND + self.shape.place(OUT_PLANES) + (column & 15) * 2
+        at = (column >> 4) * self.shape.record + self.shape.place(OUT_PLANES) + (column & 15) * 2
         self._split([value], at)
 
     def _split(self, values: Sequence[Value], at: Value) -> None:
@@ -76,7 +97,7 @@ class Products:
                 pair = [a - b for a, b in zip(pair, rounded, strict=True)]
                 for i in range(min(2, len(values) - first)):
                     half = (packed >> 16 * i if i else packed).to(bf16.as_int)
-                    offset = 2 * PLANES_OF_ROUND * (first + i) + plane * _PLANE
+                    offset = 2 * self.shape.record * (first + i) + plane * _PLANE
                     f.store_shared(half, at, offset)
 
     def columns(self, rounds: int) -> Columns:
@@ -86,12 +107,13 @@ class Products:
     def operands(self, number: Value) -> list[Value]:
         """Those of one round."""
         at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
-        return self._operands(at + number * PLANES_OF_ROUND)
+        return self._operands(at + number * self.shape.record)
 
     def out_columns(self, part: Part) -> Columns:
         """The same of the result of attention."""
-        at = self.warp * PLANES_OF_ROUND + self.shape.place(OUT_PLANES)
-        return [self._operands(at + i * (WARPS * PLANES_OF_ROUND)) for i in range(part.rounds)]
+        record = self.shape.record
+        at = self._step(part) * record + self.shape.place(OUT_PLANES)
+        return [self._operands(at + i * (WARPS * record)) for i in range(part.rounds)]
 
     def _operands(self, at: Value) -> list[Value]:
         f = self.f
@@ -107,49 +129,80 @@ class Products:
         for above in range(part.down):
             mine = starts[above * part.across : (above + 1) * part.across]
             rounds = [self._load(part, mine, i) for i in range(part.rounds)]
-            found += [[r[tile] for r in rounds] for tile in range(part.tiles)]
+            found += [[self._decoded(part, r[tile]) for r in rounds] for tile in range(part.tiles)]
         return found, self.ring.free_all(place, part.slots)
 
-    def _load(self, part: Part, starts: Sequence[Value], number: int) -> list[list[Value]]:
-        """The weights of a round, of each tile; `starts` are the slots of these rows."""
-        f, boxes = self.f, part.boxes
-        if boxes == 2:
+    def _step(self, part: Part) -> Value:
+        """Which step of a round is the warp's."""
+        return self.warp & WARPS // part.teams - 1
+
+    def _first_tile(self, part: Part) -> Value | int:
+        """Of a slot: teams of warps have different ones."""
+        return self.warp.udiv(WARPS // part.teams) * part.tiles if part.teams > 1 else 0
+
+    def _box(self, part: Part, starts: Sequence[Value], number: int) -> tuple[Value, Value]:
+        """Where the slot begins that has the warp's step of a round, and its box there; `starts`
+        are the slots of these rows."""
+        f, each, step = self.f, part.weights.per_box // part.weights.step, self._step(part)
+        if part.boxes < part.round_boxes:  # half a round
             first, second = starts[2 * number : 2 * number + 2]
-            start = f.select(self.warp < WARPS // 2, first, second)
-            box = (self.warp >> 2) & 1
-        else:
-            per = boxes // 4  # rounds of a slot
-            start, box = starts[number // per], (self.warp >> 2) + number % per * 4
+            start = f.select(step < WARPS // part.teams // 2, first, second)
+            return start, step.udiv(each) & part.boxes - 1
+        per = part.boxes // part.round_boxes  # rounds of a slot
+        return starts[number // per], step.udiv(each) + number % per * part.round_boxes
+
+    def _load(self, part: Part, starts: Sequence[Value], number: int) -> list[list[Value]]:
+        """The weights of a round, of each tile."""
+        start, box = self._box(part, starts, number)
         at = start + box * part.box_bytes + self._in_tile
-        return [f.load_matrices(at + tile * (TILE * 128), 4) for tile in range(part.tiles)]
+        if part.teams > 1:
+            at = at + self._first_tile(part) * (TILE * 128)
+        return [self.f.load_matrices(at + i * (TILE * 128), 4) for i in range(part.tiles)]
+
+    def _decoded(self, part: Part, weights: list[Value]) -> list[Value]:
+        """What `_add` takes of what `_load` has found."""
+        return weights
+
+    def _add(
+        self, part: Part, weights: Sequence[Value], operands: Sequence[Value], sums: list[Value]
+    ) -> list[Value]:
+        """Add the products of a tile and a round."""
+        return self.f.multiply(weights, operands, sums, bf16)
 
     def zeros(self) -> list[Value]:
         return [self.f.const(0.0, f32)] * 4
 
     # -- sums -------------------------------------------------------------------------------------
 
-    def park(self, tile: int | Value, sums: Sequence[Value], buffer: int) -> None:
-        """Store the warp's sums of the 16 rows of a tile."""
+    def _park(
+        self, part: Part, above: int | Value, tile: int, sums: Sequence[Value], buffer: int
+    ) -> None:
+        """Store the warp's sums of the 16 rows of a tile of the `above`-th slot of a column."""
         f = self.f
-        at = self._row * SUM_STRIDE + self.warp * 4 + self._sums_at(buffer)
-        at = at + tile * (TILE * SUM_STRIDE)
-        halves = [sums[0] + sums[1], sums[2] + sums[3]]
+        at = self._row * SUM_STRIDE + self._step(part) * 4 + self._sums_at(buffer)
+        tiles = self._first_tile(part) + tile + above * (part.tiles * part.teams)
+        at = at + tiles * (TILE * SUM_STRIDE)
+        halves = self._halves(sums)
         totals = [v + f.exchange(v, 1) for v in halves]
         for _ in f.when(self._fourth.eq(0)):
             f.store_shared(totals[0], at)
             f.store_shared(totals[1], at, 8 * SUM_STRIDE)
 
+    def _halves(self, sums: Sequence[Value]) -> list[Value]:
+        """The lane's share of the sums of its two rows."""
+        return [sums[0] + sums[1], sums[2] + sums[3]]
+
     def _sums_at(self, buffer: int) -> int:
         return self.shape.place(SUMS) + buffer * self.shape.sums_bytes
 
-    def total(self, row: Value, buffer: int) -> Value:
+    def total(self, part: Part, row: Value, buffer: int) -> Value:
         """The sum of all warps of a row."""
-        return self.add_up(row * SUM_STRIDE + self._sums_at(buffer))
+        return self.add_up(row * SUM_STRIDE + self._sums_at(buffer), WARPS // part.teams)
 
-    def add_up(self, at: Value) -> Value:
-        """The sum of a number of each warp, in shared memory."""
+    def add_up(self, at: Value, count: int = WARPS) -> Value:
+        """The sum of a number of each of some warps, in shared memory."""
         f = self.f
-        fours = [f.load_shared(at, vec(4, f32), 16 * i, align=16) for i in range(WARPS // 4)]
+        fours = [f.load_shared(at, vec(4, f32), 16 * i, align=16) for i in range(count // 4)]
         pairs = [
             (f.extract(v, 0) + f.extract(v, 1)) + (f.extract(v, 2) + f.extract(v, 3)) for v in fours
         ]
@@ -176,9 +229,8 @@ class Products:
 
     # -- whole products ---------------------------------------------------------------------------
 
-    def finish(self, tiles: Tiles, columns: Columns, buffer: int) -> None:
+    def finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
         """Multiply what was fetched, and store the sums."""
-        f = self.f
         for number, rounds in enumerate(tiles):
             chains = []
             for first in range(0, len(rounds), 2):  # short ones, beside each other
@@ -186,12 +238,12 @@ class Products:
                 for weights, operands in zip(
                     rounds[first : first + 2], columns[first : first + 2], strict=True
                 ):
-                    sums = f.multiply(weights, operands, sums, bf16)
+                    sums = self._add(part, weights, operands, sums)
                 chains.append(sums)
             total = chains[0]
             for chain in chains[1:]:
                 total = [a + b for a, b in zip(total, chain, strict=True)]
-            self.park(number, total, buffer)
+            self._park(part, *divmod(number, part.tiles), total, buffer)
 
     def stream(self, part: Part, place: Slot, buffer: int, columns: Columns) -> Slot:
         """Multiply slot by slot as they come; `columns` are the operands if registers hold them."""
@@ -200,7 +252,7 @@ class Products:
         def row(above: Value, slot: Value, parity: Value) -> list[Value]:
             sums, place = self._stream_row(part, (slot, parity), columns)
             for tile in range(part.tiles):
-                self.park(above * part.tiles + tile, sums[4 * tile : 4 * tile + 4], buffer)
+                self._park(part, above, tile, sums[4 * tile : 4 * tile + 4], buffer)
             return list(place)
 
         slot, parity = f.loop(f.i32(0), f.i32(part.down), f.i32(1), list(place), row)
@@ -210,12 +262,13 @@ class Products:
         """The same of one row of slots, the `number`-th of the buffers of sums."""
         sums, place = self._stream_row(part, place, columns)
         for tile in range(part.tiles):
-            self.park(number * part.tiles + tile, sums[4 * tile : 4 * tile + 4], 0)
+            self._park(part, number, tile, sums[4 * tile : 4 * tile + 4], 0)
         return place
 
     def _stream_row(self, part: Part, place: Slot, columns: Columns) -> tuple[list[Value], Slot]:
         f = self.f
-        per, slots = max(1, part.boxes // 4), max(1, 4 // part.boxes)  # rounds, or slots of one
+        # rounds of a slot, or slots of a round
+        per, slots = (max(1, n) for n in _ratios(part.boxes, part.round_boxes))
 
         def some(number: Value | int, slot: Value, parity: Value, *sums: Value) -> list[Value]:
             places = [(slot, parity)]
@@ -228,9 +281,9 @@ class Products:
             for i, tiles in enumerate(loaded):
                 at = number * per + i
                 operands = columns[at] if isinstance(at, int) else self.operands(at)
-                for tile, weights in enumerate(tiles):
-                    old = made[4 * tile : 4 * tile + 4]
-                    made[4 * tile : 4 * tile + 4] = f.multiply(weights, operands, old, bf16)
+                for tile, raw in enumerate(tiles):
+                    old, weights = made[4 * tile : 4 * tile + 4], self._decoded(part, raw)
+                    made[4 * tile : 4 * tile + 4] = self._add(part, weights, operands, old)
             return [*places[-1], *made]
 
         state = [*place, *self.zeros() * part.tiles]
@@ -241,3 +294,7 @@ class Products:
         else:
             state = f.loop(f.i32(0), f.i32(count), f.i32(1), state, some)
         return state[2:], (state[0], state[1])
+
+
+def _ratios(a: int, b: int) -> tuple[int, int]:
+    return a // b, b // a

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.persistent.shape import (
     BARRIERS,
-    SLOT,
     WARPS,
     DenseShape,
     Part,
 )
+from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
 from rlx.llvm.builder import Value, i32
 
+_BOX = 64  # 16-bit numbers of a row of a box
 Slot = tuple[Value, Value]  # a slot, and the parity of its phase
 
 
@@ -54,36 +55,42 @@ class Ring:
         f.wait_phase(slot * 8 + self._empty, parity ^ 1)
         full = slot * 8 + self._full
         f.expect_bytes(full, count)
-        copy(slot * SLOT, full)
+        copy(slot * self.shape.slot_bytes, full)
         return self.next(place)
 
     def fill_part(
         self,
         part: Part,
-        maps: Sequence[Value],
+        maps: Sequence[Sequence[Value]],
         row: Value,
         column: Value | int,
         place: Slot,
-        slots: Value | None = None,
     ) -> Slot:
-        """Fill the slots of a part of a matrix, or of two, that begins at this row and column."""
-        f = self.f
+        """Fill the slots of a part of a matrix, or of two, that begins at this row and column.
+        `maps` are those of each: its quants, then what lies beside them."""
+        f, weights = self.f, part.weights
+        begins = offsets(part.scheme, part.whole)[0] if part.scheme else {}
 
         def fill(i: Value, slot: Value, parity: Value) -> list[Value]:
             above = i.udiv(part.across)
-            first = (i - above * part.across) * (64 * part.boxes) + column
+            first = (i - above * part.across) * part.slot_columns + column
             top = above * part.box_rows + row
+            quants = first.udiv(weights.per_box // _BOX) if weights.per_box > _BOX else first
 
             def copy(start: Value, full: Value) -> None:
                 for box in range(part.boxes):
-                    for half, source in enumerate(maps):
+                    for half, (source, *_) in enumerate(maps):
                         offset = box * part.box_bytes + half * (part.box_bytes // part.halves)
-                        f.copy_tile(start + offset, source, first + 64 * box, top, full)
+                        f.copy_tile(start + offset, source, quants + _BOX * box, top, full)
+                for i, side in enumerate(weights.sides):
+                    there = first.udiv(2 * side.columns // side.unit) + begins[side.name] // 2
+                    for half, (_, *sources) in enumerate(maps):
+                        offset = part.side_at(i) + half * part.box_rows * part.side_bytes(i)
+                        f.copy_tile(start + offset, sources[i], there, top, full)
 
-            return list(self.fill((slot, parity), part.boxes * part.box_bytes, copy))
+            return list(self.fill((slot, parity), part.slot_bytes, copy))
 
-        count = f.i32(part.slots) if slots is None else slots
-        slot, parity = f.loop(f.i32(0), count, f.i32(1), list(place), fill)
+        slot, parity = f.loop(f.i32(0), f.i32(part.slots), f.i32(1), list(place), fill)
         return slot, parity
 
     @property
@@ -105,14 +112,14 @@ class Ring:
             copy_keys(start, full)
             copy_values(start + count, full)
 
-        if 2 * count <= SLOT:
+        if 2 * count <= self.shape.slot_bytes:
             return self.fill(place, 2 * count, copy_both)
         return self.fill(self.fill(place, count, copy_keys), count, copy_values)
 
     def wait_piece(self, place: Slot) -> tuple[list[Value], list[Slot]]:
         """Where keys and values begin, and the slots that they are in."""
         start = self.wait(place)
-        if 2 * self._piece_bytes <= SLOT:
+        if 2 * self._piece_bytes <= self.shape.slot_bytes:
             return [start, start + self._piece_bytes], [place]
         behind = self.next(place)
         return [start, self.wait(behind)], [place, behind]
@@ -122,7 +129,7 @@ class Ring:
     def wait(self, place: Slot) -> Value:
         """Wait until a slot is full; where it begins."""
         self.f.wait_phase(place[0] * 8 + self._full, place[1])
-        return place[0] * SLOT
+        return place[0] * self.shape.slot_bytes
 
     def free(self, *places: Slot) -> None:
         """This warp has read the slots."""
@@ -142,7 +149,7 @@ class Ring:
         starts = [place[0]]
         for _ in range(count - 1):
             starts.append(self.next((starts[-1], place[1]))[0])
-        return [s * SLOT for s in starts]
+        return [s * self.shape.slot_bytes for s in starts]
 
     def free_all(self, place: Slot, count: int) -> Slot:
         """This warp has read so many slots; the place behind them."""

@@ -10,34 +10,91 @@ from rlx.support.records import dataclass
 WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
 TILE = 16  # rows that a tensor core multiplies at a time
-SLOT = 16_384  # bytes of a slot of the ring
-ROUND = 16 * WARPS  # columns of which each warp has 16
 _BOX_ROW = 128  # bytes
+_MOST_BOXES = 8
 _MOST_SHARED = 232_448  # bytes that a block may have
 _FEWEST_SLOTS = 6
+
+
+@dataclass(frozen=True)
+class Side:
+    """What packed weights have beside their quants: `unit` bytes for so many columns of a row."""
+
+    name: str  # of the part of a row, see `row_planes`
+    columns: int
+    unit: int
+
+    def bytes(self, columns: int) -> int:
+        """What is copied of a row: multiples of 16."""
+        return -(-columns // self.columns * self.unit // 16) * 16
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How a type of weights lies in the ring."""
+
+    per_box: int  # columns in 128 bytes
+    step: int  # columns that a tensor core multiplies at a time
+    slot: int  # bytes of a slot
+    registers: int  # of a thread, for a tile of 16 rows and such columns
+    sides: tuple[Side, ...] = ()
+
+
+_SCALES = Side("scales", 32, 2)
+WEIGHTS = {
+    "": Weights(64, 16, 16_384, 4),  # bf16
+    "Q8_0": Weights(128, 32, 17_408, 6, (_SCALES,)),
+    "Q4_K": Weights(256, 32, 19_456, 6, (_SCALES, Side("supers", 256, 4))),
+}
 
 
 @dataclass(frozen=True)
 class Part:
     """What a block has of a matrix, in slots of the ring.
 
-    A slot has `boxes` boxes of 64 columns and `height` rows each, as the copy engine writes them:
-    in rows of 128 bytes, permuted. With `halves` the upper and the lower half of the rows come from
-    two matrices.
+    A slot has `boxes` boxes of 128 bytes of `height` rows, as the copy engine writes them,
+    permuted. Behind them is what lies beside packed quants, row by row. With `halves` the upper and
+    the lower half of the rows come from two matrices, whose rows have `whole` columns.
     """
 
     rows: int
     columns: int
+    whole: int
     halves: int = 1
+    scheme: str = ""
+
+    @property
+    def weights(self) -> Weights:
+        return WEIGHTS[self.scheme]
 
     @property
     def height(self) -> int:
         return next((h for h in (64, 48, 32, 16) if self.rows % h == 0), 0)
 
     @property
+    def teams(self) -> int:
+        """Warps of each team divide the columns, teams the rows of a slot."""
+        return 2 if 2 * self.columns == WARPS * self.weights.step else 1
+
+    @property
+    def round(self) -> int:
+        """Columns of which each warp of a team has a step."""
+        return WARPS * self.weights.step // self.teams
+
+    @property
+    def round_boxes(self) -> int:
+        return self.round // self.weights.per_box
+
+    @property
     def boxes(self) -> int:
-        most = SLOT // max(self.height, 1) // _BOX_ROW
-        return next((n for n in (8, 4, 2) if n <= most and self.columns % (64 * n) == 0), 0)
+        """As many as fit, in whole rounds; or half a round."""
+        most, each = _MOST_BOXES, self.round_boxes
+        for n in range(most, 0, -1):
+            rounds = n % each == 0 or 2 * n == each
+            across = self.columns % (n * self.weights.per_box) == 0
+            if rounds and across and self._slot_bytes(n) <= self.weights.slot:
+                return n
+        return 0
 
     @property
     def box_bytes(self) -> int:
@@ -49,9 +106,31 @@ class Part:
         return self.height // self.halves
 
     @property
+    def slot_columns(self) -> int:
+        return self.boxes * self.weights.per_box
+
+    def side_bytes(self, i: int) -> int:
+        """Of a row of a slot."""
+        return self.weights.sides[i].bytes(self.slot_columns)
+
+    def side_at(self, i: int) -> int:
+        """Where what lies beside the quants begins in a slot."""
+        before = sum(self.height * self.side_bytes(j) for j in range(i))
+        return self.boxes * self.box_bytes + before
+
+    def _slot_bytes(self, boxes: int) -> int:
+        columns = boxes * self.weights.per_box
+        row = boxes * _BOX_ROW + sum(s.bytes(columns) for s in self.weights.sides)
+        return self.height * row
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._slot_bytes(self.boxes)
+
+    @property
     def across(self) -> int:
         """Slots side by side."""
-        return self.columns // (64 * self.boxes)
+        return self.columns // self.slot_columns
 
     @property
     def down(self) -> int:
@@ -64,24 +143,25 @@ class Part:
 
     @property
     def tiles(self) -> int:
-        """Tiles of 16 rows in a slot."""
-        return self.height // TILE
+        """Tiles of 16 rows of a slot that a warp has."""
+        return self.height // TILE // self.teams
 
     @property
     def rounds(self) -> int:
-        """How often each warp has 16 columns of a row."""
-        return self.columns // ROUND
+        """How often each warp has a step of a row."""
+        return self.columns // self.round
 
     @property
     def registers(self) -> int:
         """Of a thread, to hold all weights."""
-        return self.rows // TILE * self.rounds * 4
+        return self.down * self.tiles * self.rounds * self.weights.registers
 
     @property
     def fits(self) -> bool:
         return (
             self.rows > 0
-            and self.columns % ROUND == 0
+            and self.columns % self.round == 0
+            and self.height % (TILE * self.teams) == 0
             and self.height > 0
             and self.box_rows % 8 == 0
             and self.boxes > 0
@@ -107,6 +187,8 @@ class DenseShape:
     has_head_norms: bool
     kv_name: str = "f16"
     piece: int = 32  # positions of the KV cache that are copied and read together: 32 or 64
+    schemes: tuple[str, ...] = ("",) * 5  # of q k v, out, gate and up, down, head; empty for bf16
+    widest: int = 6144  # columns of the FFN's last product that a block has, at most
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -133,16 +215,18 @@ class DenseShape:
 
     @cached_property
     def qkv(self) -> Part:
-        return Part(self.qkv_rows // self.blocks, self.hidden)
+        return Part(self.qkv_rows // self.blocks, self.hidden, self.hidden, scheme=self.schemes[0])
 
     @cached_property
     def out(self) -> Part:
         """Of the product behind attention: the columns of the block's key head."""
-        return Part(self.hidden // self.ranks, self.group_columns)
+        columns = self.heads * self.head_dim
+        return Part(self.hidden // self.ranks, self.group_columns, columns, scheme=self.schemes[1])
 
     @cached_property
     def gate_up(self) -> Part:
-        return Part(2 * self.ffn // self.blocks, self.hidden, 2)
+        rows = 2 * self.ffn // self.blocks
+        return Part(rows, self.hidden, self.hidden, 2, self.schemes[2])
 
     @cached_property
     def splits(self) -> int:
@@ -150,15 +234,27 @@ class DenseShape:
         split = 1
         while self.hidden * split // self.blocks < TILE:
             split *= 2
+        while self.ffn // split > self.widest and self.ffn % (2 * split * THREADS) == 0:
+            split *= 2
         return split
 
     @cached_property
     def down(self) -> Part:
-        return Part(self.hidden * self.splits // self.blocks, self.ffn // self.splits)
+        rows = self.hidden * self.splits // self.blocks
+        return Part(rows, self.ffn // self.splits, self.ffn, scheme=self.schemes[3])
 
     @cached_property
     def head(self) -> Part:
-        return Part(HEAD_ROWS, self.hidden)
+        return Part(HEAD_ROWS, self.hidden, self.hidden, scheme=self.schemes[4])
+
+    @property
+    def is_packed(self) -> bool:
+        return bool(self.schemes[0])
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Of the matrices of a layer: q k v, out, gate, up, down."""
+        return self.qkv, self.out, self.gate_up, self.gate_up, self.down
 
     @property
     def own(self) -> int:
@@ -202,13 +298,30 @@ class DenseShape:
     # -- shared memory, in bytes ------------------------------------------------------------------
 
     @cached_property
+    def slot_bytes(self) -> int:
+        """Room for what a slot holds, a multiple of 1024."""
+        pieces = min(4 * self.piece * self.head_dim, 2 * 64 * self.head_dim)
+        most = max(pieces, *(part.slot_bytes for part in (*self.parts, self.head)))
+        return -(-most // 1024) * 1024
+
+    @cached_property
     def slots(self) -> int:
-        return min(12, (_MOST_SHARED - self._behind) // SLOT)
+        return min(12, (_MOST_SHARED - self._behind) // self.slot_bytes)
+
+    @property
+    def step(self) -> int:
+        """Columns that a warp multiplies at a time."""
+        return self.qkv.weights.step
+
+    @property
+    def record(self) -> int:
+        """Bytes of such columns: planes of three 16-bit numbers, or digits and their scale."""
+        return 112 if self.is_packed else 96
 
     @property
     def planes_bytes(self) -> int:
-        """Of a warp: its columns of what is multiplied, as three 16-bit numbers each."""
-        return PLANES_OF_ROUND * max(self.qkv.rounds, self.down.rounds)
+        """Of a warp: its columns of what is multiplied."""
+        return self.record * max(self.qkv.rounds, self.down.rounds)
 
     @property
     def sums_bytes(self) -> int:
@@ -222,15 +335,30 @@ class DenseShape:
         return (
             8 * 2 * 12,  # mbarriers
             WARPS * self.planes_bytes,
-            2 * self.sums_bytes,
+            max(2 * self.sums_bytes, 4 * WARPS * self.group_columns),  # of rows, or of values
             2 * 4 * WARPS,  # sums of squares
-            PLANES_OF_ROUND * (self.group_columns // 16),  # planes of the result of attention
+            self.record * (self.group_columns // self.step),  # planes of the result of attention
             4 * self.group_columns,  # queries
             8 * self.head_dim,  # the new key and value
             2 * 4 * WARPS * group,  # largest scores and sums of weights
-            4 * WARPS * self.group_columns,  # sums of values
-            8 * (FIXED_ARGS + LAYER_ARGS * self.layers),  # args
+            8 * (self.fixed_args + self.layer_args * self.layers),  # args
         )
+
+    # -- args -------------------------------------------------------------------------------------
+
+    @property
+    def maps(self) -> int:
+        """Tensor maps of a layer; those of a matrix follow each other."""
+        return sum(part_maps(part) for part in self.parts)
+
+    @property
+    def layer_args(self) -> int:
+        return self.maps + POINTERS
+
+    @property
+    def fixed_args(self) -> int:
+        """Those of the launch; at the end are the maps of what lies beside the head's quants."""
+        return FIXED_ARGS + part_maps(self.head) - 1
 
     @property
     def _behind(self) -> int:
@@ -239,11 +367,11 @@ class DenseShape:
     def place(self, i: int) -> int:
         """Where the i-th of `_sizes` begins; the ring is in front."""
         before = sum((size + 15) // 16 * 16 for size in self._sizes[:i])
-        return self.slots * SLOT + before
+        return self.slots * self.slot_bytes + before
 
     @property
     def shared(self) -> int:
-        return self.slots * SLOT + self._behind
+        return self.slots * self.slot_bytes + self._behind
 
     def unsuited(self) -> str:
         """Why there is no kernel for this shape; empty where there is one."""
@@ -260,7 +388,9 @@ class DenseShape:
             return f"a context of {self.context} is no multiple of {self.piece}"
         if self.ffn % (self.blocks * self.splits) or self.qkv_rows % self.blocks:
             return f"rows do not divide among {self.blocks} blocks"
-        for name in ("qkv", "out", "gate_up", "down"):
+        if any(bool(s) != self.is_packed for s in self.schemes):
+            return "some weights are packed, others are not"
+        for name in ("qkv", "out", "gate_up", "down", "head"):
             part: Part = getattr(self, name)
             if not part.fits:
                 return f"{part.rows} rows of {part.columns} of {name} in a block"
@@ -269,10 +399,14 @@ class DenseShape:
         return ""
 
 
+def part_maps(part: Part) -> int:
+    """Tensor maps of a matrix."""
+    return 1 + len(part.weights.sides)
+
+
 SUM_STRIDE = 4 * WARPS + 16  # bytes from row to row of the sums of warps
 HEAD_ROWS = 32  # of the head in a slot
 HEAD_TILES = 2  # times so many between two barriers
-PLANES_OF_ROUND = 96  # bytes of 16 numbers
 FIXED_ARGS = 13
-LAYER_ARGS = 11
-BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, VALUES, ARGS = range(10)
+POINTERS = 6  # of a layer, beside tensor maps
+BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, ARGS = range(9)
