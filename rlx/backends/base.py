@@ -235,6 +235,7 @@ class Backend(ABC):
     """A device. One instance serves all sessions."""
 
     name: str
+    long_chunk = 0  # tokens of a long prompt that run at once, if more than of others
 
     @property
     def allocator(self) -> Allocator:

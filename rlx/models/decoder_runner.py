@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -28,6 +26,7 @@ from rlx.models.builder import (
     build_graph,
 )
 from rlx.models.bundle import BundlePlan, EntryPointSpec, ModelBundle
+from rlx.models.engine_lock import EngineLock
 from rlx.models.model_file import ModelFile
 from rlx.models.model_runner import ModelRunner, share_states
 from rlx.models.recurrent import CARRIED
@@ -40,7 +39,6 @@ from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
 LONG = 512  # tokens of a sequence for which huge pages of KV cache pay
-_PATIENCE = 0.1  # seconds that a paused generation may hold the lock while others wait
 
 
 _Begin = Callable[[], Callable[[], CompiledGraph]]
@@ -67,6 +65,10 @@ class DecoderExecutables:
         """Compile decode, if it is not, while the caller goes on."""
         if self._compiled_decode is None:
             self._compiled_decode = self._compile_decode()
+
+    def of(self, count: int) -> CompiledGraph:
+        """The one for so many tokens."""
+        return self.decode if count == 1 else self.prefill
 
     @cached_property
     def decode(self) -> CompiledGraph:
@@ -162,6 +164,10 @@ class DecoderRunner(ModelRunner):
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
         self._by_entry_point: dict[str, DecoderExecutables] = {}
         self._verifiers: dict[str, CompiledGraph] = {}
+        self._long_chunk = min(
+            get_backend(device).long_chunk if bundle is None else 0, self.context
+        )
+        self._long: dict[str, CompiledGraph] = {}  # executables for so much of a long prompt
 
     # -- executables --------------------------------------------------------------------------
 
@@ -341,19 +347,36 @@ class DecoderRunner(ModelRunner):
         if penalties is not None:
             given |= penalties.inputs
         results: tuple[Any, ...] = ()
-        for start in range(0, len(tokens), self.chunk):
-            more = start + self.chunk < len(tokens)  # then nothing is sampled yet
-            until = Phase.STEADY_STATE if more else None
-            results = self._run_chunk(graphs, tokens[start : start + self.chunk], given, until)
+        start = 0
+        while start < len(tokens):
+            graph, most = self._prefill(entry_point, graphs, len(tokens) - start)
+            part = tokens[start : start + most]
+            start += len(part)
+            until = Phase.STEADY_STATE if start < len(tokens) else None  # or a token is sampled
+            results = self._run_chunk(graph, part, given, until)
         token, after, self._last_logits = results
         graphs.begin_decode()
         return int(token[0]), after
 
+    def _prefill(
+        self, entry_point: EntryPoint, graphs: DecoderExecutables, count: int
+    ) -> tuple[CompiledGraph, int]:
+        """What runs the first of so many tokens, and how many of them."""
+        if count <= self.chunk or self._long_chunk <= self.chunk:
+            return graphs.of(min(count, self.chunk)), self.chunk
+        name = self._named(entry_point) + " long"
+        if name not in self._long:
+            variant = ModelVariant.decode(1, UpTo(self.context - 1), UpTo(self._long_chunk))
+            spec = EntryPointSpec(partial(self.build, entry_point), {"prefill": variant})
+            (graph,) = self.compile(name, spec).values()
+            self._share_states(graph)
+            self._long[name] = graph
+        return self._long[name], self._long_chunk
+
     def _run_chunk(
-        self, graphs: DecoderExecutables, tokens: Sequence[int], given: dict[str, Any],
+        self, graph: CompiledGraph, tokens: Sequence[int], given: dict[str, Any],
         until: Phase | None = None,
     ) -> tuple[Any, ...]:  # fmt: skip
-        graph = graphs.decode if len(tokens) == 1 else graphs.prefill
         ids, sizes = np.array([tokens], np.int32), {"past_seq": self._past()}
         results: tuple[Any, ...] = graph.run(ids=ids, sizes=sizes, until=until, **given)
         self.tokens.extend(tokens)
@@ -398,14 +421,16 @@ class DecoderRunner(ModelRunner):
         self.tokens = []
         self._lengthened(tokens)
         parts = (list(tokens[i : i + self.chunk]) for i in range(0, len(tokens), self.chunk))
-        return np.concatenate([self._run_chunk(graphs, part, {})[0][0] for part in parts])
+        found = [self._run_chunk(graphs.of(len(part)), part, {})[0][0] for part in parts]
+        return np.concatenate(found)
 
     def outputs(self, entry_point: EntryPoint, tokens: Sequence[int]) -> dict[str, Array]:
         """All outputs of one chunk of tokens by name; they replace the KV cache."""
         self.check(tokens)
         graphs = self.executables(entry_point)
         self.tokens = []
-        results = self._run_chunk(graphs, self._lengthened(tokens), {})
+        tokens = self._lengthened(tokens)
+        results = self._run_chunk(graphs.of(len(tokens)), tokens, {})
         return dict(zip(graphs.prefill.output_names, results, strict=True))
 
     @property
@@ -423,6 +448,7 @@ class DecoderRunner(ModelRunner):
         """Free executables, weights and KV cache."""
         self._by_entry_point.clear()
         self._verifiers.clear()
+        self._long.clear()
         self._adapted.clear()
         self._states.clear()
         self.tokens.clear()
@@ -434,61 +460,3 @@ def _bind_adapter(graph: CompiledGraph, adapter: Adapter) -> None:
     for state in graph.manifest.states:
         if state.name in adapter.states:  # an entry point without a head has no state for it
             graph.bind_state(state.name, adapter.buffers(graph.allocator)[state.name])
-
-
-class EngineLock:
-    """A lock for the KV cache whose holder may be preempted between two tokens.
-
-    A generation holds it from the first token to the last: two threads that alternate would prefill
-    each other's prompts for every token. But a stream may be abandoned midway, by the very thread
-    that now asks for something else. So a paused generation is preempted after a moment, and finds
-    out with its next token. As a context manager, for a single call.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # the condition's own: taken without it, it is cheaper
-        self._state = threading.Condition(self._lock)
-        self._holder: object = None
-        self._running = False
-        self._paused_at = 0.0
-        self._waiting = 0
-
-    def enter(self, who: object) -> bool:
-        """Wait for the lock; whether `who` has held it all along."""
-        with self._lock:
-            if self._holder is who:
-                self._running = True
-                return True
-            self._waiting += 1
-            try:
-                while self._holder is not None and (left := self._patience()) != 0:
-                    self._state.wait(left)
-            finally:
-                self._waiting -= 1
-            self._holder, self._running = who, True
-            return False
-
-    def _patience(self) -> float | None:
-        """How long to wait for the holder; None while it runs."""
-        if self._running:
-            return None
-        return max(0.0, self._paused_at + _PATIENCE - time.monotonic())
-
-    def pause(self) -> None:
-        """The holder is idle until its next token."""
-        with self._lock:
-            self._running, self._paused_at = False, time.monotonic()
-            if self._waiting:
-                self._state.notify_all()
-
-    def leave(self, who: object) -> None:
-        with self._lock:
-            if self._holder is who:
-                self._holder, self._running = None, False
-                self._state.notify_all()
-
-    def __enter__(self) -> None:
-        self.enter(object())
-
-    def __exit__(self, *_: object) -> None:
-        self.leave(self._holder)  # a running holder is not preempted

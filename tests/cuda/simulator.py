@@ -359,6 +359,8 @@ class Simulated(BlockFunction):
                 int(data_of(tensor_map)[t]), int(data_of(row)[t]), int(data_of(column)[t]),
                 self.inside,
             )  # fmt: skip
+            assert 2 * int(data_of(column)[t]) % 16 == 0, "a tile does not begin at 16 bytes"
+            assert tile.shape[1] % 16 == 0 and tile.shape[0] <= 256, "no such tile"
             is_permuted = tile.shape[1] == 128
             at = data_of(address).astype(np.int64)
             self._check_shared(at, 1, 1024 if is_permuted else 128)

@@ -335,10 +335,23 @@ def test_a_prompt_in_chunks_draws_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
-    monkeypatch.setattr("rlx.models.decoder_runner.CHUNK", 5)
+    monkeypatch.setattr(model.runner, "chunk", 3)
     model.runner.tokens = []
     chunks = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
     assert chunks.tokens == whole.tokens
+
+
+def test_devices_may_run_more_of_a_long_prompt_at_once(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = model.runner
+    whole = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
+    monkeypatch.setattr(runner, "chunk", 2)
+    monkeypatch.setattr(runner, "_long_chunk", 4)
+    runner.tokens = []
+    chunks = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
+    assert list(runner._long) and chunks.tokens == whole.tokens
+    runner._long.clear()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 class CudaBackend(Backend):
     name = "cuda"
+    long_chunk = 4096
 
     def __init__(self, gpu: Gpu, kernels: KernelLoader | None = None) -> None:
         self.gpu, self.memory = gpu, CudaAllocator(gpu)

@@ -1,6 +1,7 @@
 """The decode loop on a GPU: several runs are queued as one graph, and the host reads tokens.
 
-A last kernel of each run logs the token, carries outputs to inputs, and changes the table of args
+While the host reads the tokens of some runs, the device is at the next ones. A last kernel of each
+run logs the token, carries outputs to inputs, and changes the table of args
 for the next position: all args grow by a constant from one position to the next. Runs behind a
 token in `stop` are wasted, but harm nothing: the KV cache is written again at these positions, and
 carried values are put back.
@@ -8,7 +9,8 @@ carried values are put back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from rlx.backends.cuda.executable import CudaExecutable
 
 TOGETHER = 8  # runs of a graph
-MAX_RUNS = 64  # queued before the host looks at their tokens
+RUNS = 32  # whose tokens the host reads at once, while as many are queued behind them
+_FEW = 16  # launches of a run, of which a graph has RUNS
 _UNIT = 4  # bytes
 
 
@@ -35,7 +38,8 @@ class Advance(BlockKernel):
     """args: table of args, places in it (i32), slopes (i64), their number, log, number of runs
     logged, emitted value, carried words, the target and source of each
 
-    A row of the log has the emitted value and the carried words, of 4 bytes each.
+    A row of the log has the emitted value and the carried words, of 4 bytes each. The log has rows
+    for twice RUNS, which are used in turns.
     """
 
     @property
@@ -56,7 +60,7 @@ class Advance(BlockKernel):
             to = f.gep(table, place.to(i64), 8)
             f.store(f.load(to, i64) + f.load(f.gep(slopes, i.to(i64), 8), i64), to)
         number = f.load(logged, i64)
-        row = f.gep(log, number * (words.to(i64) + 1), _UNIT)
+        row = f.gep(log, (number & 2 * RUNS - 1) * (words.to(i64) + 1), _UNIT)
         f.barrier()  # all have read the number
         for i in f.range(f.thread(), words, self.threads):
             pair = f.gep(pairs, i.to(i64), 16)
@@ -108,7 +112,10 @@ class CudaDecodeLoop(DecodeLoop):
             for target, source in self.carried
             for at in range(0, target.nbytes, _UNIT)
         ]
-        self._log = allocator.alloc((MAX_RUNS, 1 + len(words)), np.int32)
+        width = 1 + len(words)
+        self._log = allocator.alloc((2 * RUNS, width), np.int32)
+        half = RUNS * width * _UNIT
+        self._halves = [self._log.view(half * i, (RUNS, width), np.int32) for i in range(2)]
         self._logged = allocator.alloc((1,), np.int64)
         self._keep = [
             allocator.put(np.append(places, 0).astype(np.int32)),
@@ -126,30 +133,39 @@ class CudaDecodeLoop(DecodeLoop):
             return super().run(sizes, count, stop)
         found: list[int] = []
         self._cuda.begin_slots(sizes)
-        while len(found) < count:
-            number = min(count - len(found), MAX_RUNS)
-            rows = self._run_queued(number)
+        self._logged.zero()
+        left = deque([min(RUNS, count - i) for i in range(0, count, RUNS)])
+        waiting = deque[tuple[int, Callable[[], Any]]]()
+        queued = 0
+        while left or waiting:
+            while left and len(waiting) < 2:
+                waiting.append((left[0], self._queue(left.popleft(), self._halves[queued % 2])))
+                queued += 1
+            number, read = waiting.popleft()
+            rows = read()[:number]
             tokens = rows[:, 0].tolist()
             ends = [i for i, token in enumerate(tokens) if token in stop]
             if ends:
-                self._restore(rows[ends[0]])
+                self._restore(rows[ends[0]])  # behind what is queued
                 found += tokens[: ends[0] + 1]
+                left.clear()
+                while waiting:
+                    waiting.popleft()[1]()
                 break
             found += tokens
         self._cuda.forget_table()
         return found
 
-    def _run_queued(self, count: int) -> Any:
-        """Queue runs, wait for them, and return their rows of the log."""
-        self._logged.zero()
-        for size in (TOGETHER, 1):
+    def _queue(self, count: int, log: Buffer) -> Callable[[], Any]:
+        """Queue runs; what waits for them and reads their half of the log."""
+        sizes = (RUNS, TOGETHER, 1) if len(self._cuda.program.launches) <= _FEW else (TOGETHER, 1)
+        for size in sizes:
             graph = self._graph(size) if count >= size else None
             while graph is not None and count >= size:
                 graph.launch(self._cuda.allocator.stream)
                 count -= size
         self._cuda.check_status_later()
-        logged = int(self._logged.copy_out()[0])
-        return self._log.copy_out()[:logged]
+        return self._cuda.allocator.read_later(log)
 
     def _graph(self, size: int) -> Graph:
         """So many runs as a graph."""

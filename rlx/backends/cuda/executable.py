@@ -69,9 +69,10 @@ class CudaExecutable(KernelExecutable):
         self._maps_are_placed = False
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self.overlaps = kernels.gpu.capability >= _OVERLAP
-        # The first kernel waits for all before it: the others read args ahead of their own waits.
+        # The first kernel waits for all before it: others read args ahead of their own waits.
         self._grids = [
-            _geometry(x, most, self.overlaps and i > 0) for i, x in enumerate(self.program.launches)
+            _geometry(x, most, self.overlaps and i > 0, self.overlaps)
+            for i, x in enumerate(self.program.launches)
         ]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
@@ -288,10 +289,11 @@ class CudaExecutable(KernelExecutable):
         return CudaRecording(self).watch()
 
 
-def _geometry(x: KernelLaunch, most: int, overlaps: bool) -> Launch:
+def _geometry(x: KernelLaunch, most: int, overlaps: bool, can_overlap: bool) -> Launch:
     """Blocks and threads; nests have at most `most` blocks."""
     if x.kernel is not None and x.kernel.by_blocks:
-        return Launch(x.blocks, x.kernel.threads, x.kernel.shared, overlaps)
+        early = overlaps or (can_overlap and x.kernel.starts_early)
+        return Launch(x.blocks, x.kernel.threads, x.kernel.shared, early)
     shared = 0 if x.kernel is None else x.kernel.shared
     return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, shared, overlaps)
 

@@ -38,6 +38,12 @@ class GpuKernel(ABC):
         return False
 
     @property
+    def starts_early(self) -> bool:
+        """Whether it may start before the kernel in front has ended although it is the first one of
+        a program: it reads no args that differ from run to run before it waits."""
+        return False
+
+    @property
     def label(self) -> str:
         """What profiles and dumps call it."""
         return type(self).__name__.lower()

@@ -25,7 +25,7 @@ from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.support.records import dataclass
 
-_FORMAT = 1
+_FORMAT = 2
 _TARGET, _PROGRAM, _ARGS, _CUBINS = "target", "program", "args", "cubins"
 
 
@@ -38,6 +38,7 @@ class StoredKernel(GpuKernel):
     has_blocks: bool
     block: int
     memory: int
+    is_early: bool
 
     @property
     def by_blocks(self) -> bool:
@@ -55,6 +56,10 @@ class StoredKernel(GpuKernel):
     def shared(self) -> int:
         return self.memory
 
+    @property
+    def starts_early(self) -> bool:
+        return self.is_early
+
     def emit(self, m: KernelModule) -> None:
         raise CodegenError("only the machine code of a kernel is stored", where=self.name)
 
@@ -71,7 +76,16 @@ def write_program(
             continue
         k, digest = x.kernel, hashlib.sha256(cubins[x.kernel]).hexdigest()
         launches.append(
-            (x.label, digest, k.by_blocks, k.threads, k.shared, int(x.blocks), int(x.threads))
+            (
+                x.label,
+                digest,
+                k.by_blocks,
+                k.threads,
+                k.shared,
+                k.starts_early,
+                int(x.blocks),
+                int(x.threads),
+            )
         )
     about = (
         _FORMAT, tuple(launches), tuple(program.nodes), tuple(program.symbols),
@@ -126,8 +140,8 @@ class StoredProgram(Program):
 def _launch(row: Sequence[Any]) -> KernelLaunch:
     if len(row) == 1:
         return KernelLaunch(None)
-    label, digest, by_blocks, block, shared, blocks, threads = row
-    kernel = StoredKernel(digest, label, by_blocks, block, shared)
+    label, digest, by_blocks, block, shared, early, blocks, threads = row
+    kernel = StoredKernel(digest, label, by_blocks, block, shared, early)
     return KernelLaunch(kernel, (), threads, blocks)
 
 

@@ -31,7 +31,7 @@ SIZES = [
 MICRO = [
     ("rows", ptr), ("row_stride", i64), ("count", i64), ("b", ptr), ("taps", i64), ("run", i64),
     ("tile", ptr), ("goes_on", i64), ("stops", i64), ("out", ptr), ("out_stride", i64),
-    ("bias", ptr), ("residual", ptr), ("tail", i64),
+    ("bias", ptr), ("residual", ptr), ("tail", i64), ("ahead", ptr),
 ]  # fmt: skip
 _WIDE, _TALL = 6, 8  # pixels of a tile with four vectors, and with fewer
 _L2_ROWS, _L2_PANEL = 256 << 10, 1024  # bytes of a block's pixels; terms of a chunk
@@ -82,6 +82,10 @@ class ChannelsLastGemm(KernelSpec):
         given = ["bias"] * self.bias + ["residual"] * self.residual
         return ["x", "filters", "out", *given, "scratch", *SIZES]
 
+    def weight_words(self, target: Target) -> int:
+        """Words of 32 bits that the weights of a term and a column have; a term of x is one."""
+        return 1
+
     def tile(self, target: Target) -> int:
         return tile_pixels(target, self.width)
 
@@ -120,12 +124,11 @@ class Emitter:
     """The loops around the micro-kernels: blocks of pixels, panels of filters, chunks of terms."""
 
     pointers: ClassVar[frozenset[str]] = POINTERS
-    weight_words: ClassVar[int] = 1
-    """Words of 32 bits that the weights of a term and a column have; a term of x is one."""
 
     def __init__(self, spec: ChannelsLastGemm, m: Module) -> None:
         self.spec, self.lanes = spec, m.target.lanes(32)
         self.rows, self.line = spec.tile(m.target), self.lanes * 4
+        self.weight_words = spec.weight_words(m.target)
         sizes = self.sizes = spec.sizes(m.target)
         self.kinds = list(dict.fromkeys([(spec.width, False), (spec.last, spec.masked)]))
         self.micro = {
@@ -271,7 +274,9 @@ class Emitter:
         vectors, masked = kind
         pitch = o["groups"] * o["columns"]
         term = at if spec.pointwise else at * o["run"]
-        weights = f.gep(b, term, vectors * self.line * self.weight_words)
+        term_bytes = vectors * self.line * self.weight_words
+        weights = f.gep(b, term, term_bytes)
+        following = f.gep(weights, taps * run, term_bytes)
         left = o["columns"] - (column - group * o["columns"])
         tail = left - (vectors - 1) * self.lanes if masked else f.i64(0)
         bias = f.gep(o["bias"], column, 4) if spec.bias else f.null()
@@ -287,10 +292,12 @@ class Emitter:
             out = f.gep(o["out"], place, spec.out_bytes)
             residual = f.gep(o["residual"], place, 4) if spec.residual else f.null()
             tile = f.gep(self.tiles, t, rows * spec.width * self.line)
+            part = (t - start) * self.line
+            ahead = f.select(part < term_bytes, f.gep(following, part), weights)
             given = [
                 source, x_pitch, count, weights, taps, run, tile, goes_on.to(i64, signed=False),
                 stops.to(i64, signed=False), out, pitch * spec.out_bytes, bias, residual, tail,
-                *self.more(column),
+                ahead, *self.more(column),
             ]  # fmt: skip
             for r in f.cases(padded(f, count, self.sizes), self.sizes):
                 f.call(self.micro[kind, r], *given)
@@ -316,6 +323,7 @@ class Micro:
     ) -> None:  # fmt: skip
         self.spec, self.vectors, self.masked, self.rows = spec, vectors, masked, rows
         self.lanes = m.target.lanes(32)
+        self.weight_words = spec.weight_words(m.target)
         self.type = vec(self.lanes, self.element)
         # fewer pixels would run in a smaller tile
         self.sure = max((s + 1 for s in sizes if s < rows), default=1)
@@ -337,7 +345,7 @@ class Micro:
         if spec.pointwise:
             rows = [f.gep(f["rows"], f["row_stride"] * self._row(r)) for r in range(self.rows)]
             for k in sums.range(0, f["run"], guard=False):
-                sums.values = self.rank_one(rows, k, k, sums.values)
+                sums.values = self._step(rows, k, k, sums.values)
         else:
             self._taps(sums)
         for stops in f.either(f["stops"].ne(0)):
@@ -356,13 +364,23 @@ class Micro:
             inner = f.carry(carry.values)  # type: ignore[attr-defined]
             base = tap * f["run"]
             for k in inner.range(0, f["run"], guard=False):
-                inner.values = self.rank_one(rows, k, base + k, inner.values)
+                inner.values = self._step(rows, k, base + k, inner.values)
             carry.values = inner.values  # type: ignore[attr-defined]
 
     def _row(self, r: int) -> Value:
         """Missing pixels read the last one again."""
         f = self.f
         return f.i64(r) if r < self.sure else f.min(f["count"] - 1, r)
+
+    def _step(
+        self, rows: Sequence[Value], k: Value, term: Value, sums: Sequence[Value]
+    ) -> list[Value]:
+        """A term of the sums. Weights that come next are fetched meanwhile, a line of each term by
+        each of the first tiles."""
+        f = self.f
+        term_bytes = self.vectors * self.lanes * 4 * self.weight_words
+        f.prefetch(f.gep(f["ahead"], term, term_bytes), locality=2)
+        return self.rank_one(rows, k, term, sums)
 
     def rank_one(
         self, rows: Sequence[Value], k: Value, term: Value, sums: Sequence[Value]

@@ -64,10 +64,11 @@ class ChannelsLastInt8(ChannelsLastGemm):
         given = ["bias"] * self.bias + ["scale", "y_zero"] * (self.out is not None)
         return ["x", "filters", "out", "sums", "x_zero", *given, "scratch", *SIZES]
 
+    def weight_words(self, target: Target) -> int:
+        return 2 if packs_halves(target) else 1
+
     def emit(self, m: Module) -> None:
-        halves = packs_halves(m.target)
-        kind = _HalvesEmitter if halves else _Emitter
-        kind(self, m).emit()
+        _Emitter(self, m).emit()
 
 
 class _Emitter(Emitter):
@@ -85,10 +86,6 @@ class _Emitter(Emitter):
         return [self.f["args"], column]
 
 
-class _HalvesEmitter(_Emitter):
-    weight_words: ClassVar[int] = 2
-
-
 class Int8Micro(Micro):
     """The tile; `args` are those of the kernel, `column` is the tile's first."""
 
@@ -101,9 +98,8 @@ class Int8Micro(Micro):
     ) -> list[Value]:
         f, n = self.f, self.vectors
         dot = make_dot(f, 1)
-        halves = packs_halves(f.target)
-        size = self.type.bytes
-        words = 2 if halves else 1
+        words, size = self.weight_words, self.type.bytes
+        halves = words == 2
         b = f.gep(f["b"], term, n * size * words)
         weights = [f.load(b, self.type, j * size) for j in range(n * words)]
         found: list[Value] = []

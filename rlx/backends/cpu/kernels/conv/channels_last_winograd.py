@@ -156,12 +156,15 @@ class _Emitter:
     ) -> None:
         """The products of one point."""
         f, zero, null = self.f, self.f.i64(0), self.f.null()
-        pitch = self.spec.width * self.line
+        pitch, term_bytes = self.spec.width * self.line, vectors * self.line
+        following = f.gep(b, self.o["channels"], term_bytes)  # the next point's weights
         for t in f.range(0, count, self.rows):
             n = f.min(count - t, self.rows)
+            part = t.udiv(self.rows) * self.line
+            ahead = f.select(part < term_bytes, f.gep(following, part), b)
             given = [
                 f.gep(x, t * row), row, n, b, f.i64(1), self.o["channels"], null, zero, zero,
-                f.gep(to, t * pitch), f.i64(pitch), null, null, zero,
+                f.gep(to, t * pitch), f.i64(pitch), null, null, zero, ahead,
             ]  # fmt: skip
             for r in f.cases(padded(f, n, self.sizes), self.sizes):
                 f.call(self.micro[vectors, r], *given)
@@ -312,7 +315,7 @@ class _Emitter:
                 f.call(
                     self.again[kind], table, zero, f.i64(1), f["filters"], f.i64(TAPS),
                     o["channels"], null, zero, zero, f.gep(o["out"], places[n]), zero, bias,
-                    residual, tail,
+                    residual, tail, f["filters"],
                 )  # fmt: skip
 
 

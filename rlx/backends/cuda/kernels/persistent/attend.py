@@ -48,10 +48,8 @@ class Exchange:
 
 
 class Attention:
-    def __init__(
-        self, products: Products, cos: Value, sin: Value, position: Value, pieces: Value
-    ) -> None:
-        self.products, self.position, self.pieces = products, position, pieces
+    def __init__(self, products: Products, cos: Value, sin: Value, position: Value) -> None:
+        self.products, self.position = products, position
         self.f, self.shape, self.ring = products.f, products.shape, products.ring
         self.warp, self.lane = products.warp, products.lane
         f = self.f
@@ -64,8 +62,10 @@ class Attention:
     def emit(self, heads: Heads, exchange: Exchange, place: Slot) -> Slot:
         """Receive the query, hand over this block's part."""
         f, shape = self.f, self.shape
+        self.position = f.load_shared(f.i32(shape.at_position), i32)
+        pieces = shape.pieces(self.position)
         # The new position belongs to the block whose turn it would be: no other has fewer pieces.
-        owns = exchange.rank.eq(self.pieces & shape.ranks - 1)
+        owns = exchange.rank.eq(pieces & shape.ranks - 1)
         self._receive(heads, exchange, owns)
         f.barrier(THREADS)
         queries = self._queries()
@@ -79,7 +79,7 @@ class Attention:
             return [*self.ring.next(slots[-1]), *made]
 
         slot, parity, *found = f.loop(
-            exchange.rank, self.pieces, f.i32(shape.ranks), [*place, *found], piece
+            exchange.rank, pieces, f.i32(shape.ranks), [*place, *found], piece
         )
         self._combine_warps(found, exchange)
         return slot, parity

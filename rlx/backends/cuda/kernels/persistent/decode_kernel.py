@@ -20,20 +20,29 @@ from collections.abc import Callable
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.persistent.attend import Attention, Exchange, Heads
+from rlx.backends.cuda.kernels.persistent.copy_weights import Copies
+from rlx.backends.cuda.kernels.persistent.layer_args import (
+    GAIN,
+    KEY_GAIN,
+    KEYS,
+    QUERY_GAIN,
+    SECOND_GAIN,
+    VALUES,
+    LayerArgs,
+)
 from rlx.backends.cuda.kernels.persistent.packed_product import PackedProducts
 from rlx.backends.cuda.kernels.persistent.product import MOST_REGISTERS, Columns, Products
 from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     ARGS,
-    FIXED_ARGS,
+    COPY_UNIT,
     HEAD_ROWS,
     HEAD_TILES,
-    POINTERS,
+    POSITION,
     THREADS,
     WARPS,
     DenseShape,
     Part,
-    part_maps,
 )
 from rlx.llvm.builder import Value, bf16, f32, i32, i64, ptr
 from rlx.support.records import dataclass
@@ -58,7 +67,7 @@ class PersistentDecode(BlockKernel):
     """
 
     shape: DenseShape
-    ahead: int = 3  # slots that are being filled at a time
+    ahead: int = 0  # slots that are being filled at a time; 0: as suits the shape
     early: bool = False  # look for values before weights are fetched
     embeds: bool = False
     marks: bool = False
@@ -75,34 +84,14 @@ class PersistentDecode(BlockKernel):
     def shared(self) -> int:
         return self.shape.shared
 
+    @property
+    def starts_early(self) -> bool:
+        return True
+
     def emit(self, m: KernelModule) -> None:
         f = m.begin_block(self.threads, self.shared)
         f.patience = _PATIENCE
         _Emitter(f, self).emit()
-
-
-QKV, OUT, GATE, UP, DOWN = range(5)
-GAIN, SECOND_GAIN, QUERY_GAIN, KEY_GAIN, KEYS, VALUES = range(POINTERS)
-
-
-class _Layer:
-    """The args of a layer, from shared memory: a load from far away would hold up all behind it."""
-
-    def __init__(self, f: BlockFunction, shape: DenseShape, layer: Value) -> None:
-        self._f, self._shape = f, shape
-        self._at = layer * (8 * shape.layer_args) + (shape.place(ARGS) + 8 * shape.fixed_args)
-
-    def __getitem__(self, i: int) -> Value:
-        return self._load(self._shape.maps + i)
-
-    def maps(self, i: int) -> list[Value]:
-        """The tensor maps of a matrix."""
-        parts = self._shape.parts
-        first = sum(part_maps(part) for part in parts[:i])
-        return [self._load(first + j) for j in range(part_maps(parts[i]))]
-
-    def _load(self, i: int) -> Value:
-        return self._f.load_shared_pointer(self._at, 8 * i)
 
 
 def _added(*terms: list[Value]) -> list[Value]:
@@ -120,7 +109,7 @@ class _Emitter:
     def __init__(self, f: BlockFunction, kernel: PersistentDecode) -> None:
         self.f, self.kernel, self.shape = f, kernel, kernel.shape
         self.args = f["args"]
-        self.ring = Ring(f, kernel.shape, kernel.ahead)
+        self.ring = Ring(f, kernel.shape, kernel.ahead or kernel.shape.ahead)
         self.thread, self.block = f.thread(), f.block_number()
         self.group = self.block.udiv(self.shape.ranks)
         self.rank = self.block - self.group * self.shape.ranks
@@ -130,92 +119,38 @@ class _Emitter:
         f = self.f
         for _ in f.when(self.thread.eq(0)):
             self.ring.init()
-        f.barrier()
         f.let_next_start()
-        f.wait_for_previous()
         count = self.shape.fixed_args + self.shape.layer_args * self.shape.layers
         table = self.shape.place(ARGS)
         for i in f.range(self.thread, f.i32(count), f.i32(self.kernel.threads)):
             f.store_shared(f.load(f.gep(self.args, i.to(i64), 8), i64), i * 8 + table)
         f.barrier()
-        self.position = f.arg(self.args, 6, i32)
-        # Pieces of the cache, before the new position.
-        self.pieces = (self.position + (self.shape.piece - 1)).udiv(self.shape.piece)
-        f.if_((self.thread >> 5).eq(WARPS), self._copy, self._compute)
+        copying = (self.thread >> 5).eq(WARPS)
+        f.if_(copying, lambda: Copies(f, self.shape, self.ring).emit(self._wait), self._compute)
 
-    # -- the warp that copies ---------------------------------------------------------------------
-
-    def _copy(self) -> None:
-        f, shape = self.f, self.shape
-        beside = range(FIXED_ARGS, shape.fixed_args)
-        head = [f.arg(self.args, i, ptr) for i in (3, *beside)]
-        for tensor_map in head:
-            f.acquire_map(tensor_map)
-        for i in f.range(f.lane32(), f.i32(shape.maps * shape.layers), f.i32(WARP)):
-            number = i.udiv(shape.maps)
-            at = number * (8 * shape.layer_args) + (i - number * shape.maps) * 8
-            f.acquire_map(f.load_shared_pointer(at, shape.place(ARGS) + 8 * shape.fixed_args))
-        f.warp_barrier()
-        f.fence_copies()  # the cache was written by kernels before
-        for _ in f.when(f.lane32().eq(0)):
-            self._copy_all(head)
-
-    def _copy_all(self, head: list[Value]) -> None:
-        """By one thread."""
-        f, shape = self.f, self.shape
-
-        def layer(number: Value, slot: Value, parity: Value) -> list[Value]:
-            return list(self._copy_layer(_Layer(f, shape, number), (slot, parity)))
-
-        start = list(self.ring.start())
-        slot, parity = f.loop(f.i32(0), f.i32(shape.layers), f.i32(1), start, layer)
-
-        def rows(number: Value, slot: Value, parity: Value) -> list[Value]:
-            place = slot, parity
-            return list(self.ring.fill_part(shape.head, [head], number * HEAD_ROWS, 0, place))
-
-        f.loop(self.block, f.i32(self._head_parts), f.i32(shape.blocks), [slot, parity], rows)
-
-    @property
-    def _head_parts(self) -> int:
-        return -(-self.shape.vocab // HEAD_ROWS)
-
-    def _copy_layer(self, layer: _Layer, place: Slot) -> Slot:
-        f, shape, ring = self.f, self.shape, self.ring
-        row = self.block * shape.qkv.rows
-        place = ring.fill_part(shape.qkv, [layer.maps(QKV)], row, 0, place)
-
-        def piece(number: Value, slot: Value, parity: Value) -> list[Value]:
-            at = (self.group * shape.context + number * shape.piece).to(i64)
-            keys, values = (f.gep(layer[i], at, 2 * shape.head_dim) for i in (KEYS, VALUES))
-            return list(ring.fill_piece(keys, values, (slot, parity)))
-
-        slot, parity = f.loop(self.rank, self.pieces, f.i32(shape.ranks), list(place), piece)
-        place = slot, parity
-        row, column = self.rank * shape.out.rows, self.group * shape.group_columns
-        place = ring.fill_part(shape.out, [layer.maps(OUT)], row, column, place)
-        row = self.block * (shape.gate_up.rows // 2)
-        both = [layer.maps(GATE), layer.maps(UP)]
-        place = ring.fill_part(shape.gate_up, both, row, 0, place)
-        team = self.block.udiv(shape.splits)
-        row, column = (
-            team * shape.down.rows,
-            (self.block - team * shape.splits) * shape.down.columns,
-        )
-        return ring.fill_part(shape.down, [layer.maps(DOWN)], row, column, place)
+    def _wait(self) -> Value:
+        """Wait for the kernel in front: until here nothing is read that differs from run to run.
+        Returned is the new position."""
+        self.f.wait_for_previous()
+        return self.f.arg(self.args, POSITION, i32)
 
     # -- the warps that multiply ------------------------------------------------------------------
 
     def _compute(self) -> None:
         f, shape = self.f, self.shape
+        position = self._wait()
         made = PackedProducts if shape.is_packed else Products
         self.products = made(f, shape, self.ring)
         self.base = f.arg(self.args, 7, ptr)
         counts = f.gep(self.base, shape.at_counts, 4)
         first, launches = f.load(counts, i32), f.load(counts, i32, 4)
+        for _ in f.when(self.thread.eq(0)):  # they are read again: registers are few
+            f.store_shared(position, f.i32(shape.at_position))
+            f.store_shared(first, f.i32(shape.at_position), 4)
+        f.barrier(THREADS)
         self._choose_sums(launches)
         cos, sin = (f.arg(self.args, i, ptr) for i in (4, 5))
-        self.attention = Attention(self.products, cos, sin, self.position, self.pieces)
+        self.attention = Attention(self.products, cos, sin, position)
         read = self._embedded() if self.kernel.embeds else self._given()
         known = read() if shape.own <= _MOST_KEPT else []
 
@@ -224,7 +159,7 @@ class _Emitter:
 
         def layer(number: Value, slot: Value, parity: Value, *attended: Value) -> list[Value]:
             self._mark = 0
-            tag = first + number + 1 & 3
+            tag = f.load_shared(f.i32(shape.at_position), i32, 4) + number + 1 & 3
             return self._layer(number, tag, (slot, parity), start, list(attended))
 
         nothing = [f.const(0.0, f32)] * shape.own
@@ -233,8 +168,8 @@ class _Emitter:
         last = self._received(DOWN_SUMS, f.i32(shape.layers * shape.splits & 255), None)
         self._head(_added(start(), attended, last), (slot, parity))
         for _ in f.when(self.block.eq(0) & self.thread.eq(0)):
-            f.store(first + shape.layers, counts)
-            f.store(launches + 1, counts, 4)
+            f.store(f.load(counts, i32) + shape.layers, counts)
+            f.store(f.load(counts, i32, 4) + 1, counts, 4)
 
     def _given(self) -> Callable[[], list[Value]]:
         """What reads the thread's numbers of x."""
@@ -300,7 +235,7 @@ class _Emitter:
     ) -> list[Value]:  # fmt: skip
         """`attended` is what was added behind attention before; returned is also what is now."""
         f, shape = self.f, self.shape
-        layer = _Layer(f, shape, number)
+        layer = LayerArgs(f, shape, number)
         self._note(number)
         exchange = Exchange(self.base, tag, self.group, self.rank)
         early = shape.own <= _MOST_KEPT  # or gains are read while sums are under way
@@ -355,7 +290,9 @@ class _Emitter:
             f.barrier(THREADS)
             return products.out_columns(shape.out)
 
-        place = self._product(shape.out, place, 1, lambda: f.look(parts), combined, number)
+        place = self._product(
+            shape.out, place, 1, lambda: f.look(parts), combined, number, self.group
+        )
         self._add(shape.out, self.rank * shape.out.rows + OUT_SUMS * shape.hidden)
         self._note(number)
         return place
@@ -376,13 +313,19 @@ class _Emitter:
             products.put(values)
             return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
 
-        place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number)
+        place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number, share)
         row = self.block.udiv(shape.splits) * shape.down.rows
         self._add(shape.down, row + DOWN_SUMS * shape.hidden)
         self._note(number)
         return place
 
-    def _caches(self, layer: _Layer) -> list[Value]:
+    def _left(self, part: Part, share: Value | int) -> Value | int:
+        """Slots that are left of the block's in a row, as far as that matters: where copies of what
+        lies beside quants begin."""
+        used = [side.used(part.columns) for side in part.weights.sides]
+        return share * part.across if any(n % COPY_UNIT for n in used) else 0
+
+    def _caches(self, layer: LayerArgs) -> list[Value]:
         f, shape = self.f, self.shape
         step = 2 * shape.context * shape.head_dim
         return [f.gep(layer[i], self.group.to(i64), step) for i in (KEYS, VALUES)]
@@ -406,17 +349,19 @@ class _Emitter:
         look: Callable[[], list[Value]],
         columns: Callable[[list[Value] | None], Columns],
         number: Value,
+        share: Value | int = 0,
     ) -> Slot:
-        """Multiply, and store the sums of warps; weights are fetched while values are under way."""
+        """Multiply, and store the sums of warps; weights are fetched while values are under way.
+        The block has the `share`-th piece of each row of the matrix."""
         f, products = self.f, self.products
-        seen = look() if self.kernel.early else None
+        seen, left = look() if self.kernel.early else None, self._left(part, share)
         if self._at_once(part):
-            tiles, place = products.fetch(part, place)
+            tiles, place = products.fetch(part, place, left)
             self._note(number)
             products.finish(part, tiles, columns(seen), buffer)
         else:
             self._note(number)
-            place = products.stream(part, place, buffer, columns(seen))
+            place = products.stream(part, place, buffer, columns(seen), left)
         self._note(number)
         f.barrier(THREADS)
         return place
@@ -459,7 +404,7 @@ class _Emitter:
         columns = self._normed(x, self._gains(f.arg(self.args, 2, ptr)), shape.head, 0)
         f.barrier(THREADS)
         factor = products.norm(0)
-        parts, blocks = self._head_parts, shape.blocks
+        parts, blocks = shape.head_parts, shape.blocks
 
         def some(first: Value, slot: Value, parity: Value, buffer: Value) -> list[Value]:
             for i in range(HEAD_TILES):

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.builder import WARP
 from rlx.backends.cuda.kernels.persistent.product import Columns, Products, Tiles
-from rlx.backends.cuda.kernels.persistent.shape import OUT_PLANES, PLANES, TILE, Part
+from rlx.backends.cuda.kernels.persistent.shape import (
+    COPY_UNIT,
+    OUT_PLANES,
+    PLANES,
+    TILE,
+    Part,
+)
 from rlx.llvm.builder import Value, f16, f32, i8, i16, i32, vec
 
 _DIGITS = 3
@@ -68,15 +74,17 @@ class PackedProducts(Products):
     # Of a tile and a round: the words of quants, and those of scales of the lane's two rows; then
     # two scales in their place, and perhaps two minima.
 
-    def _load(self, part: Part, starts: Sequence[Value], number: int) -> list[list[Value]]:
-        start, box = self._box(part, starts, number)
+    def _load(
+        self, part: Part, starts: Sequence[Value], number: int, left: Value | int
+    ) -> list[list[Value]]:
+        start, box, slot = self._box(part, starts, number, left)
         at = start + box * part.box_bytes + self._first_tile(part) * (TILE * 128)
         if part.scheme == "Q8_0":
             at = at + self._in_tile
             quants = [self.f.load_matrices(at + i * (TILE * 128), 4) for i in range(part.tiles)]
         else:
             quants = self._load_nibbles(part, at)
-        return [[*q, *self._scales(part, start, box, i)] for i, q in enumerate(quants)]
+        return [[*q, *self._scales(part, start, box, slot, i)] for i, q in enumerate(quants)]
 
     def _load_nibbles(self, part: Part, at: Value) -> list[list[Value]]:
         """A step is 16 bytes of a row: two tiles are read at a time."""
@@ -92,7 +100,9 @@ class PackedProducts(Products):
                 found.append(f.load_matrices(at + i * (TILE * 128), 2))
         return found
 
-    def _scales(self, part: Part, start: Value, box: Value, tile: int) -> list[Value]:
+    def _scales(
+        self, part: Part, start: Value, box: Value, slot: Value | int, tile: int
+    ) -> list[Value]:
         """Both in one word; behind it what they are multiples of where there is such."""
         f, each = self.f, part.weights.per_box // part.weights.step
         row = self._row + self._first_tile(part) * TILE
@@ -106,6 +116,9 @@ class PackedProducts(Products):
         if part.scheme == "Q8_0":
             return found
         at = start + row * part.side_bytes(1) + box * 4
+        used = part.weights.sides[1].used(part.slot_columns)
+        if used % COPY_UNIT:  # slots do not begin where copies do
+            at = at + ((self.f.i32(0) + slot * used) & COPY_UNIT - 1)
         for half in range(2):
             offset = part.side_at(1) + (tile * TILE + 8 * half) * part.side_bytes(1)
             found.append(f.load_shared(at, i32, offset, align=4))

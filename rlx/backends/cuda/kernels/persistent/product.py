@@ -122,13 +122,14 @@ class Products:
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def fetch(self, part: Part, place: Slot) -> tuple[Tiles, Slot]:
-        """All of the warp's weights of a part, into registers."""
+    def fetch(self, part: Part, place: Slot, left: Value | int) -> tuple[Tiles, Slot]:
+        """All of the warp's weights of a part, into registers. So many slots of a row of the matrix
+        are left of the part."""
         starts = self.ring.wait_all(place, part.slots)
         found: Tiles = []
         for above in range(part.down):
             mine = starts[above * part.across : (above + 1) * part.across]
-            rounds = [self._load(part, mine, i) for i in range(part.rounds)]
+            rounds = [self._load(part, mine, i, left) for i in range(part.rounds)]
             found += [[self._decoded(part, r[tile]) for r in rounds] for tile in range(part.tiles)]
         return found, self.ring.free_all(place, part.slots)
 
@@ -140,20 +141,26 @@ class Products:
         """Of a slot: teams of warps have different ones."""
         return self.warp.udiv(WARPS // part.teams) * part.tiles if part.teams > 1 else 0
 
-    def _box(self, part: Part, starts: Sequence[Value], number: int) -> tuple[Value, Value]:
-        """Where the slot begins that has the warp's step of a round, and its box there; `starts`
-        are the slots of these rows."""
+    def _box(
+        self, part: Part, starts: Sequence[Value], number: int, left: Value | int
+    ) -> tuple[Value, Value, Value | int]:
+        """Where the slot begins that has the warp's step of a round, its box there, and how many
+        slots are left of it; `starts` are the slots of these rows."""
         f, each, step = self.f, part.weights.per_box // part.weights.step, self._step(part)
         if part.boxes < part.round_boxes:  # half a round
             first, second = starts[2 * number : 2 * number + 2]
-            start = f.select(step < WARPS // part.teams // 2, first, second)
-            return start, step.udiv(each) & part.boxes - 1
+            is_first = step < WARPS // part.teams // 2
+            slot = f.select(is_first, f.i32(0), f.i32(1)) + 2 * number + left
+            return f.select(is_first, first, second), step.udiv(each) & part.boxes - 1, slot
         per = part.boxes // part.round_boxes  # rounds of a slot
-        return starts[number // per], step.udiv(each) + number % per * part.round_boxes
+        box = step.udiv(each) + number % per * part.round_boxes
+        return starts[number // per], box, left + number // per
 
-    def _load(self, part: Part, starts: Sequence[Value], number: int) -> list[list[Value]]:
+    def _load(
+        self, part: Part, starts: Sequence[Value], number: int, left: Value | int
+    ) -> list[list[Value]]:
         """The weights of a round, of each tile."""
-        start, box = self._box(part, starts, number)
+        start, box, _ = self._box(part, starts, number, left)
         at = start + box * part.box_bytes + self._in_tile
         if part.teams > 1:
             at = at + self._first_tile(part) * (TILE * 128)
@@ -245,12 +252,14 @@ class Products:
                 total = [a + b for a, b in zip(total, chain, strict=True)]
             self._park(part, *divmod(number, part.tiles), total, buffer)
 
-    def stream(self, part: Part, place: Slot, buffer: int, columns: Columns) -> Slot:
+    def stream(
+        self, part: Part, place: Slot, buffer: int, columns: Columns, left: Value | int
+    ) -> Slot:
         """Multiply slot by slot as they come; `columns` are the operands if registers hold them."""
         f = self.f
 
         def row(above: Value, slot: Value, parity: Value) -> list[Value]:
-            sums, place = self._stream_row(part, (slot, parity), columns)
+            sums, place = self._stream_row(part, (slot, parity), columns, left)
             for tile in range(part.tiles):
                 self._park(part, above, tile, sums[4 * tile : 4 * tile + 4], buffer)
             return list(place)
@@ -260,12 +269,14 @@ class Products:
 
     def stream_rows(self, part: Part, place: Slot, number: Value, columns: Columns) -> Slot:
         """The same of one row of slots, the `number`-th of the buffers of sums."""
-        sums, place = self._stream_row(part, place, columns)
+        sums, place = self._stream_row(part, place, columns, 0)
         for tile in range(part.tiles):
             self._park(part, number, tile, sums[4 * tile : 4 * tile + 4], 0)
         return place
 
-    def _stream_row(self, part: Part, place: Slot, columns: Columns) -> tuple[list[Value], Slot]:
+    def _stream_row(
+        self, part: Part, place: Slot, columns: Columns, left: Value | int
+    ) -> tuple[list[Value], Slot]:
         f = self.f
         # rounds of a slot, or slots of a round
         per, slots = (max(1, n) for n in _ratios(part.boxes, part.round_boxes))
@@ -275,7 +286,8 @@ class Products:
             for _ in range(slots):
                 places.append(self.ring.next(places[-1]))
             starts = [self.ring.wait(p) for p in places[:-1]]
-            loaded = [self._load(part, starts, i) for i in range(per)]
+            before = number * slots + left
+            loaded = [self._load(part, starts, i, before) for i in range(per)]
             self.ring.free(*places[:-1])
             made = list(sums)
             for i, tiles in enumerate(loaded):

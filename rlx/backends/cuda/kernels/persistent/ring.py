@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.persistent.shape import (
     BARRIERS,
+    COPY_UNIT,
     WARPS,
     DenseShape,
     Part,
@@ -83,7 +84,8 @@ class Ring:
                         offset = box * part.box_bytes + half * (part.box_bytes // part.halves)
                         f.copy_tile(start + offset, source, quants + _BOX * box, top, full)
                 for i, side in enumerate(weights.sides):
-                    there = first.udiv(2 * side.columns // side.unit) + begins[side.name] // 2
+                    there = first.udiv(2 * side.columns // side.unit) & -COPY_UNIT // 2
+                    there = there + begins[side.name] // 2
                     for half, (_, *sources) in enumerate(maps):
                         offset = part.side_at(i) + half * part.box_rows * part.side_bytes(i)
                         f.copy_tile(start + offset, sources[i], there, top, full)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import gcd
 
-from rlx.llvm.builder import Type, bf16, f16
+from rlx.llvm.builder import Type, Value, bf16, f16
 from rlx.support.records import dataclass
 
 WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
 TILE = 16  # rows that a tensor core multiplies at a time
 _BOX_ROW = 128  # bytes
+COPY_UNIT = 16  # bytes: where a tile begins in a row, and how wide it is
 _MOST_BOXES = 8
 _MOST_SHARED = 232_448  # bytes that a block may have
 _FEWEST_SLOTS = 6
@@ -24,9 +26,16 @@ class Side:
     columns: int
     unit: int
 
+    def used(self, columns: int) -> int:
+        """Bytes that so many columns have."""
+        return -(-columns // self.columns) * self.unit
+
     def bytes(self, columns: int) -> int:
-        """What is copied of a row: multiples of 16."""
-        return -(-columns // self.columns * self.unit // 16) * 16
+        """What is copied of a row, wherever a multiple of so many columns begins: tiles begin at
+        multiples of 16 bytes only."""
+        used = self.used(columns)
+        before = COPY_UNIT - gcd(used, COPY_UNIT)
+        return -(-(before + used) // COPY_UNIT) * COPY_UNIT
 
 
 @dataclass(frozen=True)
@@ -248,6 +257,11 @@ class DenseShape:
         return Part(HEAD_ROWS, self.hidden, self.hidden, scheme=self.schemes[4])
 
     @property
+    def head_parts(self) -> int:
+        """Slots above each other of the head, of all blocks."""
+        return -(-self.vocab // HEAD_ROWS)
+
+    @property
     def is_packed(self) -> bool:
         return bool(self.schemes[0])
 
@@ -294,6 +308,12 @@ class DenseShape:
     @property
     def words(self) -> int:
         return self.at_counts + 2
+
+    @property
+    def ahead(self) -> int:
+        """Slots that are best filled at a time: weights of narrow layers are less in the way of
+        values when there are fewer of them under way."""
+        return 2 if self.own <= 2 else 3
 
     # -- shared memory, in bytes ------------------------------------------------------------------
 
@@ -370,6 +390,15 @@ class DenseShape:
         return self.slots * self.slot_bytes + before
 
     @property
+    def at_position(self) -> int:
+        """Where the new position is, among the args; behind it how many layers there have been."""
+        return self.place(ARGS) + 8 * POSITION
+
+    def pieces(self, position: Value) -> Value:
+        """Those of the KV cache before a position."""
+        return (position + (self.piece - 1)).udiv(self.piece)
+
+    @property
     def shared(self) -> int:
         return self.slots * self.slot_bytes + self._behind
 
@@ -408,5 +437,6 @@ SUM_STRIDE = 4 * WARPS + 16  # bytes from row to row of the sums of warps
 HEAD_ROWS = 32  # of the head in a slot
 HEAD_TILES = 2  # times so many between two barriers
 FIXED_ARGS = 13
+POSITION = 6  # which of them
 POINTERS = 6  # of a layer, beside tensor maps
 BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, ARGS = range(9)
