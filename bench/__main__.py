@@ -1,6 +1,6 @@
 """`python -m bench NAME [--quick] [--json FILE]`, `python -m bench all`, `python -m bench list`.
 
-RLX_TARGET=znver3 in front measures AVX2 code, against peers held to AVX2 where they can be.
+RLX_TARGET=x86-64-v3 in front measures AVX2 code, against peers held to AVX2 where they can be.
 """
 
 from __future__ import annotations

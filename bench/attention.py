@@ -4,7 +4,7 @@ The shape is that of Qwen3-0.6B: 16 query heads on 8 KV heads of 128. Prefill co
 that a causal mask leaves. Decode reads the KV cache of 28 layers, 470 MB in f16, so that no CPU
 cache helps. Limits are measured in turn with the kernels, and results checked before. Results are
 left in the arena (`run_slots`): fresh memory for them would cost page faults. Bars name the
-instruction set: RLX_TARGET=znver3 holds it to AVX2.
+instruction set: RLX_TARGET=x86-64-v3 holds it to AVX2.
 """
 
 from __future__ import annotations

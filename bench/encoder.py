@@ -3,8 +3,9 @@
 Shapes are batch x tokens, f32 against the best f32 peer and int8 against ONNX Runtime's int8; then
 cold starts, new shapes, and texts of mixed lengths end to end.
 
-RLX_TARGET=znver3 holds all of them to AVX2, but for OpenVINO's own kernels (its copy of MLAS, MVN),
-which have no switch: the figure of OpenVINO is an upper bound then.
+RLX_TARGET=x86-64-v3 holds all of them to AVX2, but for OpenVINO's own kernels (its copy of MLAS,
+MVN), which have no switch: the figure of OpenVINO is an upper bound then. So is that of ONNX
+Runtime's int8 on a CPU with AVX-VNNI: RLX_TARGET=alderlake is what compares there.
 """
 
 from __future__ import annotations

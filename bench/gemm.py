@@ -3,7 +3,7 @@
 Weights are prepacked (as `prepare` does once per model); OpenBLAS packs its own with every
 call. Results are checked against f64 before anything is timed.
 
-RLX_TARGET=znver3 holds both to AVX2.
+RLX_TARGET=x86-64-v3 holds both to AVX2.
 """
 
 from __future__ import annotations

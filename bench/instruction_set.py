@@ -11,8 +11,8 @@ import os
 
 from rlx.llvm.target import Target
 
-AVX2 = "znver3"
-"""What RLX_TARGET is for `--avx2`: AVX2 and FMA, no AVX-512, no VNNI."""
+AVX2 = "x86-64-v3"
+"""What RLX_TARGET is for `--avx2`: AVX2 and FMA, no AVX-512, no VNNI, on AMD's and Intel's CPUs."""
 
 _PEERS = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # OpenVINO, torch

@@ -9,8 +9,8 @@ with the first `--layers` layers is made of it, and as much of its vocabulary: a
 part of a step of the whole model. The context is filled with the keys and values of one chunk,
 again and again, which takes seconds; what is timed sees all of them.
 
-RLX_TARGET=znver3 holds RLX to AVX2; then `--peer-python` should have a llama.cpp built for it, and
-bars say what each of the two was built for.
+RLX_TARGET=x86-64-v3 holds RLX to AVX2; then `--peer-python` should have a llama.cpp built for it,
+and bars say what each of the two was built for.
 """
 
 from __future__ import annotations

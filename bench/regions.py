@@ -2,7 +2,7 @@
 
 Large arrays against the bandwidth of the fastest copy by as many workers (with streaming stores),
 measured in turn; small ones against torch (--peer-python names a Python that has it). Bars name the
-instruction set: RLX_TARGET=znver3 holds us to AVX2, and then torch is held to it too.
+instruction set: RLX_TARGET=x86-64-v3 holds us to AVX2, and then torch is held to it too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A library may use AVX-512 only if the operating system saves its registers, and asks for that with
 XGETBV. A copy of the library is loaded in which that instruction is replaced by others, of the same
-length, that answer as a system without AVX-512 does.
+length, that answer as a system without AVX-512 does. AVX-VNNI needs no such registers and stays:
+on a CPU that has it RLX_TARGET=alderlake is what compares.
 """
 
 from __future__ import annotations

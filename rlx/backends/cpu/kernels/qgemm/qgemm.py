@@ -42,7 +42,8 @@ from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 ROW_BLOCK_BYTES = 256 << 10  # quantised rows of a block: they stay in the L2 cache
-_OTHER_ROW_BLOCKS = (64 << 10, 128 << 10, 512 << 10)
+_OTHER_ROW_BLOCKS = (64 << 10, 128 << 10, 256 << 10, 512 << 10)
+_MATRIX_ROW_BLOCK_BYTES = 512 << 10  # the same with tile registers: those CPUs have 2 MB and more
 SHARED_BLOCK = 64  # codes of a row that share a scale in the "shared" layout
 ManyRows = UnpackedGemm | NarrowGemm | AmxGemm
 _POINTERS = frozenset(["x", "w", "out", "bias", "residual"])
@@ -191,7 +192,8 @@ class QuantGemmEmitter:
     def _tiles_per_block(self) -> Value:
         """The most row tiles that fit the cache."""
         f = self.f
-        most = self.m.tunable("block_bytes", ROW_BLOCK_BYTES, *_OTHER_ROW_BLOCKS)
+        size = _MATRIX_ROW_BLOCK_BYTES if self.layout.matrix else ROW_BLOCK_BYTES
+        most = self.m.tunable("block_bytes", size, *_OTHER_ROW_BLOCKS)
         return f.max(f.const(most).udiv(f.max(self["row"] * self.layout.tile, 1)), 1)
 
     def panel(self, w: Value, p: Value, x: Value, first: Value, last: Value, route: Value) -> None:
