@@ -49,7 +49,23 @@ def unify(trace: Trace, op: Op, shapes: Sequence[Shape]) -> None:
             return
     if _unify_by(trace, pairs, op, shapes, why) or _divide_for(trace, op, shapes, dims):
         return
-    trace.fix(dims, f"a number for {op.name}")
+    trace.fix(_fewest_fixed(trace, op, shapes) or dims, f"a number for {op.name}")
+
+
+def _fewest_fixed(trace: Trace, op: Op, shapes: Sequence[Shape]) -> list[Dim]:
+    """The sizes of axes side by side that differ, where the op takes the shapes once these are
+    numbers: the others, such as a batch, stay symbols. Empty where that is not enough."""
+    beside = [(a, b) for a, b in _side_by_side(shapes) if a != b]
+    dims: list[Dim] = [d for pair in beside for d in pair if isinstance(d, Expr)]
+    numbers = {s: trace.root.hints[s] for d in dims if isinstance(d, Expr) for s in d.symbols}
+    return dims if numbers and _fits(op, shapes, list(numbers.items())) else []
+
+
+def _side_by_side(shapes: Sequence[Shape]) -> Iterator[tuple[Dim, Dim]]:
+    """Sizes of the axes that broadcasting puts side by side."""
+    for i, second in enumerate(shapes):
+        for first in shapes[:i]:
+            yield from zip(reversed(first.dims), reversed(second.dims), strict=False)
 
 
 def _unify_by(
@@ -103,11 +119,9 @@ def _divisors_of(op: Op) -> Iterator[int]:
 def _aligned(shapes: Sequence[Shape], hint: Callable[[Dim], int]) -> list[tuple[str, Dim]]:
     """Sizes of axes that broadcasting puts side by side and that are equal in this call."""
     pairs = []
-    for i, second in enumerate(shapes):
-        for first in shapes[:i]:
-            for a, b in zip(reversed(first.dims), reversed(second.dims), strict=False):
-                if a != b and hint(a) == hint(b) and (pair := solved(a, b)) is not None:
-                    pairs.append(pair)
+    for a, b in _side_by_side(shapes):
+        if a != b and hint(a) == hint(b) and (pair := solved(a, b)) is not None:
+            pairs.append(pair)
     return pairs
 
 

@@ -49,6 +49,22 @@ def test_sizes_that_are_not_proven_equal_are_checked() -> None:
         f(draw(4), draw(5))
 
 
+def test_a_batch_beside_sizes_that_cannot_be_solved_stays_symbolic() -> None:
+    """Halves of a size, rounded up and down, are added to the size itself as in a U-net."""
+
+    @rlx.jit
+    def f(x: rlx.Array) -> rlx.Array:
+        return x + rnp.concat((x[:, ::2], x[:, 1::2]), axis=1)
+
+    for rows in (2, 5, 1, 9):
+        x = draw(rows, 7)
+        np.testing.assert_array_equal(f(x), x + np.concatenate((x[:, ::2], x[:, 1::2]), axis=1))
+    assert len(f.variants()) == 2  # one row is a number in any trace
+    x = draw(3, 10)
+    np.testing.assert_array_equal(f(x), x + np.concatenate((x[:, ::2], x[:, 1::2]), axis=1))
+    assert len(f.variants()) == 3
+
+
 def test_sizes_that_happen_to_be_equal_are_not_assumed_so() -> None:
     f = rlx.jit(lambda x, y: (rnp.sum(x), rnp.sum(y)))
     f(draw(4), draw(4))
