@@ -24,6 +24,7 @@ Data = np.ndarray[Any, Any]
 View = Callable[[Data], Data]
 
 SMALL = 1024  # elements
+_SHORT = 32  # elements of an axis: of three axes of a small array one, at most, is longer
 _FIXED_INNER = 64  # shorter innermost axes of large arrays are constants of the code: unrolled
 _VAST = 1 << 28  # elements; sizes of larger arrays are static: bounds would ask for too much memory
 
@@ -47,11 +48,17 @@ class Form(NamedTuple):
     axes: tuple[int, ...] | None = None  # the order of a result's axes, if that is another
     reduced: tuple[int, ...] = ()  # the axes of the graph that are reduced, or worked along
 
+    @property
+    def is_small(self) -> bool:
+        return prod(self.sizes) <= SMALL
+
     def bounds(self) -> tuple[int, ...]:
         """For each axis of the graph, the bound of its dynamic size; 0 where the size is static.
         Few, so that most shapes find an executable; close, since kernels suit the bound."""
-        if prod(self.sizes) <= SMALL:
-            return (SMALL,) * len(self.sizes)
+        if self.is_small:
+            if len(self.sizes) < 3:
+                return (SMALL,) * len(self.sizes)
+            return tuple([_SHORT if n <= _SHORT else SMALL for n in self.sizes])
         found = [_bound(n) for n in self.sizes]
         if self.fixed:
             found[-1] = 0

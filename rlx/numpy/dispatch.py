@@ -304,14 +304,15 @@ def _compile_form(build: Build, datas: list[Data], form: Form, options: Any) -> 
         here = zip(operand.sizes, memory, strict=True)
         shapes.append(Shape([1 if n == 1 != form.sizes[i] else dims[i] for n, i in here], d.dtype))
         orders.append(operand.axes)
-    key = (build, options, tuple(shapes), tuple(orders), bounds, current_device())
+    small = form.is_small
+    key = (build, options, tuple(shapes), tuple(orders), bounds, small, current_device())
     found: CompiledGraph | None = _compiled.get(key)
     if found is None:
         pairs = zip(dims, bounds, strict=True)
         binding = DimBinding({str(s): UpTo(b) for s, b in pairs if b and not isinstance(s, int)})
         with _lock:
             graph = _graph(build, shapes, options, orders)
-            threads = 1 if max(bounds) == canonical.SMALL else None  # a barrier would cost more
+            threads = 1 if small else None  # a barrier would cost more
             chosen = CompileOptions(binding=binding, threads=threads)
             made = Session(current_device()).compile(graph, chosen)
         found = _remember(_compiled, key, made)

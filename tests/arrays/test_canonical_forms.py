@@ -51,6 +51,19 @@ def operand(rng, shape, kind):
     return layout(rng.integers(-8, 9, shape).astype(np.float32), rng, kind)
 
 
+def test_small_arrays_ask_for_little_memory():
+    """Memory is planned for the bounds: those of three axes are not all the longest there is."""
+    few = set()
+    for shape in np.ndindex(4, 4, 4):
+        sizes = [(1, 2, 33, 500)[i] for i in shape]
+        if np.prod(sizes) <= canonical.SMALL:
+            bounds = canonical.along(np.zeros(sizes, np.float32), 1, 1).bounds()
+            few.add(bounds)
+            assert all(n <= b for n, b in zip(sizes, bounds, strict=False) if len(bounds) == 3)
+            assert np.prod(bounds) <= 1 << 20
+    assert len(few) <= 6
+
+
 @pytest.mark.usefixtures("limits")
 def test_operands_of_any_layout_broadcast():
     rng = np.random.default_rng(0)
