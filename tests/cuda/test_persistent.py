@@ -130,7 +130,7 @@ class Model:
         size = GGUF_SCHEMES[scheme].bytes_per_block
         flat = blocks.reshape(-1, size)
         factors = self.rng.uniform(0.5, 1.0, len(flat))
-        for at in (0,) if scheme == "Q8_0" else (0, 2):
+        for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(scheme, (0,)):
             scales = flat[:, at : at + 2].copy().view(np.float16)
             scales[:, 0] = scales[:, 0] * factors
             flat[:, at : at + 2] = scales.view(np.uint8)
@@ -231,6 +231,15 @@ SHAPES = {
     "Q4_K, long": (packed(LONG, "Q4_K"), (5,)),
     "Q8_0": (packed(SMALL, "Q8_0"), (0, 65)),
     "Q4_K": (packed(SMALL, "Q4_K"), (0, 65)),
+    "Q6_K": (packed(SMALL, "Q6_K"), (65,)),
+    "Q5_K": (packed(SMALL, "Q5_K"), (65,)),
+    "Q4_0": (packed(SMALL, "Q4_0"), (65,)),
+    "Q6_K, slot by slot": (packed(LARGE, "Q6_K"), (64,)),
+    "Q5_K, slot by slot": (packed(LARGE, "Q5_K"), (64,)),
+    "Q4_0, slot by slot": (packed(LARGE, "Q4_0"), (64,)),
+    "several types": (
+        replace(SMALL, schemes=("Q4_K", "Q5_K", "Q4_0", "Q6_K", "Q6_K")), (65,),
+    ),
     "Q8_0, slot by slot": (packed(LARGE, "Q8_0"), (64,)),
     "Q4_K, slot by slot": (packed(LARGE, "Q4_K"), (64,)),
 }

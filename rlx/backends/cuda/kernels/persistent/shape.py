@@ -32,10 +32,12 @@ class Side:
 
     def bytes(self, columns: int) -> int:
         """What is copied of a row, wherever a multiple of so many columns begins: tiles begin at
-        multiples of 16 bytes only."""
+        multiples of 16 bytes only. Rows of higher bits are an odd number of such apart, so that
+        eight of them are read at a time without conflicts."""
         used = self.used(columns)
         before = COPY_UNIT - gcd(used, COPY_UNIT)
-        return -(-(before + used) // COPY_UNIT) * COPY_UNIT
+        units = -(-(before + used) // COPY_UNIT)
+        return COPY_UNIT * (units | 1 if self.name == "high" else units)
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,15 @@ class Weights:
     sides: tuple[Side, ...] = ()
 
 
-_SCALES = Side("scales", 32, 2)
+_SCALES, _PAIRS = Side("scales", 32, 2), Side("supers", 256, 4)
+_SLOT = 19_456  # bytes: 64 rows of 512 columns of Q4_K
 WEIGHTS = {
     "": Weights(64, 16, 16_384, 4),  # bf16
     "Q8_0": Weights(128, 32, 17_408, 6, (_SCALES,)),
-    "Q4_K": Weights(256, 32, 19_456, 6, (_SCALES, Side("supers", 256, 4))),
+    "Q4_0": Weights(256, 32, _SLOT, 4, (_SCALES,)),
+    "Q4_K": Weights(256, 32, _SLOT, 6, (_SCALES, _PAIRS)),
+    "Q5_K": Weights(256, 32, _SLOT, 8, (_SCALES, _PAIRS, Side("high", 32, 4))),
+    "Q6_K": Weights(256, 32, _SLOT, 6, (_SCALES, Side("supers", 256, 2), Side("high", 32, 8))),
 }
 
 
