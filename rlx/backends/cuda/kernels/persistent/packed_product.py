@@ -143,16 +143,23 @@ class PackedProducts(Products):
             if part.scheme == "Q4_0":  # bytes are 16 times as large
                 return [*weights[:2], *[s * 0.0625 for s in scales]]
             return [*weights[:4], *scales]
-        if part.scheme == "Q6_K":
-            return weights  # scales are made when they are used: registers are few
-        *quants, pair, first, second = weights
+        if part.scheme == "Q4_K":
+            return [*weights[:2], *self._pairs(weights[2:])]
+        if part.scheme == "Q5_K":  # the bits that the lane needs, of both rows
+            first, second = ((w >> self._fourth * 4) & 0x000F000F for w in weights[2:4])
+            return [*weights[:2], first | second << 4, *weights[4:]]
+        return weights  # scales are made when they are used: registers are few
+
+    def _pairs(self, weights: Sequence[Value]) -> list[Value]:
+        """Scales of both rows, and minima with their sign turned."""
+        f, pair = self.f, weights[0]
         scales, minima = list[Value](), list[Value]()
-        for half, word in enumerate((first, second)):
+        for half, word in enumerate(weights[1:3]):
             whole, least = f.unpack_halves(word, f16)
             small, smallest = (pair >> 16 * half + i & 63 for i in (0, 8))
             scales.append(whole * small.to(f32))
             minima.append(least * smallest.to(f32) * -1.0)
-        return [*quants, *scales, *minima]
+        return [*scales, *minima]
 
     def _bytes(self, part: Part, weights: Sequence[Value]) -> list[Value]:
         """The lane's quants as bytes with a sign."""
@@ -169,12 +176,8 @@ class PackedProducts(Products):
             return [a | ((b & -0x3F3F3F40) ^ -0x7F7F7F80) for a, b in zip(low, more, strict=True)]
         found = [w & 0x0F0F0F0F for w in (first, second, first >> 4, second >> 4)]
         if part.scheme == "Q5_K":
-            shift = self._fourth * 4
-            high = [w >> shift for w in weights[2:4]]
-            fours = [w & 15 for w in (*high, *[w >> 16 for w in high])]
-            found = [
-                a | (b * 0x02040810 & 0x10101010) for a, b in zip(found, fours, strict=True)
-            ]
+            fours = [weights[2] >> i & 15 for i in (0, 4, 16, 20)]
+            found = [a | (b * 0x02040810 & 0x10101010) for a, b in zip(found, fours, strict=True)]
         return found
 
     def _add(
@@ -192,7 +195,11 @@ class PackedProducts(Products):
                 factors = [d * (scale * 0.25) * s for d, s in zip(wholes, small, strict=True)]
                 made = self._scaled(found, factors, made)
             return made
-        rest = weights[-2:] if part.scheme in ("Q8_0", "Q4_0") else weights[-4:]
+        if part.scheme == "Q5_K":
+            rest = self._pairs(weights[3:])
+        else:
+            at = 4 if part.scheme == "Q8_0" else 2
+            rest = [w.bits(f32) for w in weights[at : at + (4 if part.scheme == "Q4_K" else 2)]]
         found = f.multiply_bytes(quants, digits, nothing)
         made = self._scaled(found, [s * scale for s in rest[:2]], sums)
         for half, minimum in enumerate(rest[2:]):
@@ -216,7 +223,7 @@ class PackedProducts(Products):
         high = f.select(is_first, 256.0, f.const(0.0, f32))
         return [f.fma(sums[i], low, sums[i + 1] * high) for i in (0, 2)]
 
-    def finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
+    def _finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
         sums = [self.zeros() for _ in tiles]
         for i in range(part.rounds):
             operands = columns[i] if columns else self.operands(self.f.i32(i))
