@@ -55,7 +55,7 @@ class Attention:
         self.warp, self.lane = products.warp, products.lane
         self._each = self.shape.piece // WARPS  # positions of a piece that a warp has
         self._lanes = WARP // self._each  # that have scores of one position
-        self._tables = cos, sin
+        self._tables = [cos, sin]
         self._keeps_angles = self.shape.own <= _MOST_KEPT
         if self._keeps_angles:
             self._cos, self._sin = self._angles()
