@@ -180,7 +180,7 @@ def weight_bytes(shape: Any, kind: str) -> float:
             share = 1 if name == "ffn_down" else 1 - shape.qk_rows / shape.qkv_rows
             changed = copied(shape.other_down if name == "ffn_down" else shape.other_v)
             whole += count * share * (changed - copied(part))
-    return whole
+    return float(whole)
 
 
 def stages(backend: Any, shape: Any, kind: str, position: int) -> None:
