@@ -604,31 +604,14 @@ class Simulated(BlockFunction):
             result.append(self.make(found + data_of(value), f32))
         return list(result)
 
-    def multiply_bytes(
-        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
-    ) -> list[Value]:
-        self._require_warps()
-        warps, lanes = self.count // WARP, np.arange(WARP)
-        row, column = lanes // 4, lanes % 4 * 4
-
-        def bytes_of(value: Value) -> Any:
-            raw = np.ascontiguousarray(data_of(value)).view(np.int8)
-            return raw.astype(np.int64).reshape(warps, WARP, 4)
-
-        assert len(a) == 2 * len(b) in (2, 4)
-        left, right = np.zeros((2, warps, 16, 8 * len(a)), np.int64)
-        right = right[:, :8]
-        for k in range(4):
-            for i, value in enumerate(a):
-                left[:, row + 8 * (i % 2), column + k + 16 * (i // 2)] = bytes_of(value)[:, :, k]
-            for i, value in enumerate(b):
-                right[:, row, column + k + 16 * i] = bytes_of(value)[:, :, k]
-        product = left @ right.transpose(0, 2, 1)
-        column = lanes % 4 * 2
-        return [
-            self.make(product[:, row + 8 * (i // 2), column + i % 2].reshape(-1) + data_of(v), i32)
-            for i, v in enumerate(c)
-        ]
+    def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
+        left, right = (
+            np.ascontiguousarray(data_of(v)).view(np.int8).reshape(-1, 4).astype(np.int64)
+            for v in (a, b)
+        )
+        whole = (left * right).sum(1) + data_of(c)
+        assert (np.abs(whole[self.active]) < 1 << 31).all(), "the sum has too many bits"
+        return self.make(whole, i32)
 
     def largest_of_warp(self, value: Value) -> SimValue:
         self._require_warps()

@@ -344,7 +344,7 @@ class _Emitter:
             values = f.receive(gates, tag, f.look(gates) if seen is None else seen)
             self._note(number)
             products.put(values)
-            return products.columns(shape.down.rounds) if self._at_once(down) else []
+            return products.columns(shape.down) if self._at_once(down) else []
 
         place = self._product(down, place, 1, lambda: f.look(gates), gated, number, share)
         row = self.block.udiv(shape.splits) * shape.down.rows
@@ -371,7 +371,7 @@ class _Emitter:
         products = self.products
         products.put([v * g for v, g in zip(x, gains, strict=True)])
         products.put_squares(x, buffer)
-        return products.columns(part.rounds) if part.rounds <= _MOST_ROUNDS else []
+        return products.columns(part) if part.rounds <= _MOST_ROUNDS else []
 
     def _product(
         self,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from math import gcd
 
+from rlx.backends.cuda.builder import WARP
 from rlx.llvm.builder import Type, Value, bf16, f16
 from rlx.support.records import dataclass
 
 WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
-TILE = 16  # rows that a tensor core multiplies at a time
+TILE = 16  # rows that a tensor core multiplies at a time; a slot has a multiple of so many
 _BOX_ROW = 128  # bytes
 COPY_UNIT = 16  # bytes: where a tile begins in a row, and how wide it is
 _MOST_BOXES = 8
@@ -45,21 +46,20 @@ class Weights:
     """How a type of weights lies in the ring."""
 
     per_box: int  # columns in 128 bytes
-    step: int  # columns that a tensor core multiplies at a time
+    step: int  # columns that a warp multiplies at a time
     slot: int  # bytes of a slot
-    registers: int  # of a thread, for a tile of 16 rows and such columns
     sides: tuple[Side, ...] = ()
 
 
 _SCALES, _PAIRS = Side("scales", 32, 2), Side("supers", 256, 4)
 _SLOT = 19_456  # bytes: 64 rows of 512 columns of Q4_K
 WEIGHTS = {
-    "": Weights(64, 16, 16_384, 4),  # bf16
-    "Q8_0": Weights(128, 32, 17_408, 6, (_SCALES,)),
-    "Q4_0": Weights(256, 32, _SLOT, 4, (_SCALES,)),
-    "Q4_K": Weights(256, 32, _SLOT, 6, (_SCALES, _PAIRS)),
-    "Q5_K": Weights(256, 32, _SLOT, 6, (_SCALES, _PAIRS, Side("high", 32, 4))),
-    "Q6_K": Weights(256, 32, _SLOT, 6, (_SCALES, Side("supers", 256, 2), Side("high", 32, 8))),
+    "": Weights(64, 16, 16_384),  # bf16
+    "Q8_0": Weights(128, 32, 17_408, (_SCALES,)),
+    "Q4_0": Weights(256, 32, _SLOT, (_SCALES,)),
+    "Q4_K": Weights(256, 32, _SLOT, (_SCALES, _PAIRS)),
+    "Q5_K": Weights(256, 32, _SLOT, (_SCALES, _PAIRS, Side("high", 32, 4))),
+    "Q6_K": Weights(256, 32, _SLOT, (_SCALES, Side("supers", 256, 2), Side("high", 32, 8))),
 }
 
 
@@ -159,9 +159,19 @@ class Part:
         return self.across * self.down
 
     @property
+    def tile(self) -> int:
+        """Rows that a warp multiplies at a time: of packed weights, one or two lanes have a row."""
+        return WARP if self.scheme and self.height % (WARP * self.teams) == 0 else TILE
+
+    @property
+    def lanes(self) -> int:
+        """Of a row of packed weights."""
+        return WARP // self.tile
+
+    @property
     def tiles(self) -> int:
-        """Tiles of 16 rows of a slot that a warp has."""
-        return self.height // TILE // self.teams
+        """Tiles of a slot that a warp has."""
+        return self.height // self.tile // self.teams
 
     @property
     def rounds(self) -> int:
@@ -177,7 +187,14 @@ class Part:
     @property
     def registers(self) -> int:
         """Of a thread, to hold all weights."""
-        return self.down * self.tiles * self.rounds * self.weights.registers
+        return self.down * self.tiles * self.rounds * self.tile_registers
+
+    @property
+    def tile_registers(self) -> int:
+        """The same for a tile and a step."""
+        weights = self.weights
+        beside = sum(max(1, side.unit // 4) for side in weights.sides)
+        return weights.step * 128 // weights.per_box * self.tile // (4 * WARP) + beside
 
     @property
     def fits(self) -> bool:
