@@ -32,7 +32,7 @@ from rlx.backends.cuda.kernels.persistent.layer_args import (
     LayerArgs,
 )
 from rlx.backends.cuda.kernels.persistent.packed_product import PackedProducts
-from rlx.backends.cuda.kernels.persistent.product import MOST_REGISTERS, Columns, Products
+from rlx.backends.cuda.kernels.persistent.product import Columns, Products
 from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     ARGS,
@@ -361,7 +361,7 @@ class _Emitter:
         others = 4 * (self.shape.own - _MOST_KEPT)  # numbers of x and what is added to it
         return all(
             part.tallest > TILE
-            and part.registers <= MOST_REGISTERS - others
+            and part.registers <= self.products.most_registers - others
             and part.slots < self.shape.slots
             for part in rows.parts
         )

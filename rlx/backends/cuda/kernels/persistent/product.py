@@ -28,7 +28,6 @@ from rlx.llvm.builder import Value, bf16, f32, i32, vec
 
 _PLANES = 3
 _PLANE = 32  # bytes of 16 numbers
-MOST_REGISTERS = 48  # in which weights are held while values are awaited
 
 Columns = list[list[Value]]  # of each round, the operands of a product
 Tiles = list[list[list[Value]]]  # of each tile and round, its other operands
@@ -38,6 +37,7 @@ class Products:
     """Those of weights in bf16."""
 
     per_tile = 4  # sums of a lane
+    most_registers = 48  # in which weights are held while values are awaited
 
     def __init__(self, f: BlockFunction, shape: DenseShape, ring: Ring) -> None:
         self.f, self.shape, self.ring = f, shape, ring
