@@ -480,6 +480,11 @@ class Simulated(BlockFunction):
     def wait_for_previous(self) -> None:
         self.waits |= self.active
 
+    def fetch(self, address: Value, count: int) -> None:
+        starts = data_of(address)[self.active]
+        assert count % 16 == 0 and (starts % 16 == 0).all(), "not aligned"
+        self.inside(starts, count)
+
     def let_next_start(self) -> None:
         pass
 

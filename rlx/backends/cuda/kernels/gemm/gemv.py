@@ -51,6 +51,9 @@ class Gemv(BlockKernel):
     split: int
     many: bool = False
     norm: Norm | None = None
+    resident: int = 0  # blocks that share a multiprocessor; 0: one, or two where that costs nothing
+    in_flight: int = 0  # loads of weights that a lane has under way; 0: as many as usual
+    fetches: bool = False  # ask for all of the block's weights before the kernel in front has ended
 
     @property
     def label(self) -> str:
@@ -97,7 +100,7 @@ class Gemv(BlockKernel):
     @property
     def group(self) -> int:
         """Steps whose weights are loaded together."""
-        most = _FEWER if self.splits_x else _IN_FLIGHT
+        most = self.in_flight or (_FEWER if self.splits_x else _IN_FLIGHT)
         return max(1, min(most // (self.halves * self.rows), self.steps))
 
     @property
@@ -117,7 +120,7 @@ class Gemv(BlockKernel):
     def emit(self, m: KernelModule) -> None:
         # what loads all of its weights at once is quick: the next kernel needs room beside it
         blocks = 2 if self.m == self.groups == 1 and self._registers <= _HALF else 1
-        _Emitter(m.begin_block(self.threads, self.shared, blocks), self).emit()
+        _Emitter(m.begin_block(self.threads, self.shared, self.resident or blocks), self).emit()
 
 
 def gemv_for(
@@ -188,6 +191,8 @@ class _Emitter:
 
         sums = [f.const(0.0, f32)] * kernel.values
         ahead = load(0)
+        if kernel.fetches:
+            self._fetch()
         if kernel.norm is not None and groups <= 2 and not kernel.splits_x:
             first = [f.min(own + i * each, chunks - 1) for i in range(group)]
             self.gammas = [self._gamma(kernel.weight.runs(f, chunk)) for chunk in first]
@@ -205,6 +210,15 @@ class _Emitter:
         else:
             sums = self._loop(sums, ahead, load, own, (groups, group, each, chunks))
         self._finish(sums)
+
+    def _fetch(self) -> None:
+        """Bring the block's rows into the cache of all multiprocessors."""
+        f, kernel = self.f, self.kernel
+        thread, size = f.thread(), kernel.weight.row_bytes(kernel.k)
+        row = self.first + thread.to(i64)
+        for weight in self.weights:
+            for _ in f.when((thread < kernel.outputs) & (row < self.n)):
+                f.fetch(f.gep(weight, row * size), size)
 
     def _split_x(self) -> None:
         f, kernel = self.f, self.kernel

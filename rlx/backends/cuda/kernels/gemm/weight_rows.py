@@ -24,6 +24,9 @@ class WeightRows:
     def chunks(self, k: int) -> int:
         return k // self.elements
 
+    def row_bytes(self, k: int) -> int:
+        raise NotImplementedError
+
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         """Load chunk `chunk` (i64) of row `row` (i64)."""
         raise NotImplementedError
@@ -63,6 +66,9 @@ class FloatRows(WeightRows):
     @property
     def elements(self) -> int:  # type: ignore[override]
         return 16 // self.dtype.bytes
+
+    def row_bytes(self, k: int) -> int:
+        return k * self.dtype.bytes
 
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         start = f.gep(base, row * (k * self.dtype.bytes) + chunk * 16)

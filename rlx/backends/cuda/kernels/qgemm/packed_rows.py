@@ -46,6 +46,9 @@ class PackedRows(WeightRows):
         """No number that `decode` gives is larger; the least is 0, or as far below it."""
         return {"Q8_0": 255, "Q6_K": 63, "Q5_K": 31}.get(self.scheme, 15)
 
+    def row_bytes(self, k: int) -> int:
+        return offsets(self.scheme, k)[1]
+
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         places, size = offsets(self.scheme, k)
         start = f.gep(base, row * size)
