@@ -339,9 +339,7 @@ class _Emitter:
             there = f.min(at, chunks - 1)
             if kernel.splits_x:
                 x = kernel.weight.operands(f, kernel.records_at, there)
-                sums = [
-                    kernel.weight.add(f, raw, x, s) for raw, s in zip(step, sums, strict=True)
-                ]
+                sums = [kernel.weight.add(f, raw, x, s) for raw, s in zip(step, sums, strict=True)]
                 continue
             columns = kernel.weight.runs(f, there)
             xs = [self._x(m, columns, inside) for m in range(kernel.m)]

@@ -53,7 +53,9 @@ def persist(
         model = recognise(lir.graph, lir)
         shape = _shape(model, multiprocessors)
         if wish != "1" and any(shape.others) and shape.qkv.tallest == TILE:
-            raise Unsuited("a block has rows of q, k and v of several types: not yet shown on a GPU")
+            raise Unsuited(
+                "a block has rows of q, k and v of several types: not yet shown on a GPU"
+            )
         if wish != "1" and _seconds(shape, _GRAPH) < _seconds(shape, _PERSISTENT):
             raise Unsuited("a graph of launches is faster by the cost model")
         return _replaced(launches, model, shape), ""

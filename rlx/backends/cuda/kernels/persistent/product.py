@@ -213,9 +213,7 @@ class Products:
             f.store_shared(totals[0], at)
             f.store_shared(totals[1], at, 8 * SUM_STRIDE)
 
-    def _park_all(
-        self, part: Part, above: int | Value, sums: Sequence[Value], buffer: int
-    ) -> None:
+    def _park_all(self, part: Part, above: int | Value, sums: Sequence[Value], buffer: int) -> None:
         each = self.per_tile
         for tile in range(part.tiles):
             self._park(part, above, tile, sums[each * tile : each * (tile + 1)], buffer)
