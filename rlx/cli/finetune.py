@@ -72,7 +72,7 @@ class Weights:
         bool,
         _weights(
             "--full",
-            help="Train all weights: for small models. Encoders are, unless adapters are asked for.",
+            help="Train all weights: for small models. Encoders are, unless LoRA is asked for.",
         ),
     ] = False
 
