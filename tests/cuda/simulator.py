@@ -616,7 +616,8 @@ class Simulated(BlockFunction):
             raw = np.ascontiguousarray(data_of(value)).view(np.int8)
             return raw.astype(np.int64).reshape(warps, WARP, 4)
 
-        left, right = np.zeros((2, warps, 16, 32), np.int64)
+        assert len(a) == 2 * len(b) in (2, 4)
+        left, right = np.zeros((2, warps, 16, 8 * len(a)), np.int64)
         right = right[:, :8]
         for k in range(4):
             for i, value in enumerate(a):

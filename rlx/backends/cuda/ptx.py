@@ -282,10 +282,11 @@ class GpuFunction(ExchangeFunction):
     def multiply_bytes(
         self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
     ) -> list[Value]:
-        text = (
-            "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, "
-            "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-        )
+        numbers = [f"${i}" for i in range(4 + len(a) + len(b) + 4)]
+        ends = 4, 4 + len(a), 4 + len(a) + len(b), len(numbers)
+        operands = [numbers[i:j] for i, j in zip((0, *ends), ends, strict=False)]
+        listed = ", ".join(f"{{{', '.join(names)}}}" for names in operands)
+        text = f"mma.sync.aligned.m16n8k{8 * len(a)}.row.col.s32.s8.s8.s32 {listed};"
         return self._asm(text, ["r"] * 4, [*a, *b, *c], effect=False)
 
     def largest_of_warp(self, value: Value) -> Value:

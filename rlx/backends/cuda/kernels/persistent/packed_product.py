@@ -71,8 +71,8 @@ class PackedProducts(Products):
         return []  # they are read when they are multiplied
 
     # -- weights ----------------------------------------------------------------------------------
-    # Of a tile and a round: the words of quants, and those of scales of the lane's two rows; then
-    # two scales in their place, and perhaps two minima.
+    # Of a tile and a round: the words of quants, those of higher bits, and what the lane's two rows
+    # are scaled with: as they lie, then as f32.
 
     def _load(
         self, part: Part, starts: Sequence[Value], number: int, left: Value | int
@@ -84,7 +84,7 @@ class PackedProducts(Products):
             quants = [self.f.load_matrices(at + i * (TILE * 128), 4) for i in range(part.tiles)]
         else:
             quants = self._load_nibbles(part, at)
-        return [[*q, *self._scales(part, start, box, slot, i)] for i, q in enumerate(quants)]
+        return [[*q, *self._beside(part, start, box, slot, i)] for i, q in enumerate(quants)]
 
     def _load_nibbles(self, part: Part, at: Value) -> list[list[Value]]:
         """A step is 16 bytes of a row: two tiles are read at a time."""
@@ -100,59 +100,120 @@ class PackedProducts(Products):
                 found.append(f.load_matrices(at + i * (TILE * 128), 2))
         return found
 
-    def _scales(
+    def _beside(
         self, part: Part, start: Value, box: Value, slot: Value | int, tile: int
     ) -> list[Value]:
-        """Both in one word; behind it what they are multiples of where there is such."""
-        f, each = self.f, part.weights.per_box // part.weights.step
-        row = self._row + self._first_tile(part) * TILE
-        step = box * each + (self._step(part) & each - 1)
-        at = start + row * part.side_bytes(0) + step * 2
-        words = []
-        for half in range(2):
-            offset = part.side_at(0) + (tile * TILE + 8 * half) * part.side_bytes(0)
-            words.append(f.load_shared(at, i16, offset, align=2).to(i32, signed=False))
-        found = [words[0] | words[1] << 16]
-        if part.scheme == "Q8_0":
-            return found
-        at = start + row * part.side_bytes(1) + box * 4
-        used = part.weights.sides[1].used(part.slot_columns)
-        if used % COPY_UNIT:  # slots do not begin where copies do
-            at = at + ((self.f.i32(0) + slot * used) & COPY_UNIT - 1)
-        for half in range(2):
-            offset = part.side_at(1) + (tile * TILE + 8 * half) * part.side_bytes(1)
-            found.append(f.load_shared(at, i32, offset, align=4))
+        """Higher bits, then scales, then what these are multiples of; two numbers of 16 bits are
+        one word."""
+        found = list[Value]()
+        for i, side in enumerate(part.weights.sides):
+            words = self._side(part, i, start, box, slot, tile)
+            if side.name == "high":
+                found = [*words, *found]
+            elif side.unit == 2:
+                found.append(words[0] | words[1] << 16)
+            else:
+                found += words
         return found
+
+    def _side(
+        self, part: Part, i: int, start: Value, box: Value, slot: Value | int, tile: int
+    ) -> list[Value]:
+        """A word of each of the lane's rows, of what lies beside its step."""
+        f, each, side = self.f, part.weights.per_box // part.weights.step, part.weights.sides[i]
+        row, size = self._row + self._first_tile(part) * TILE, part.side_bytes(i)
+        number = box if side.columns == 256 else box * each + (self._step(part) & each - 1)
+        at = start + row * size + number * side.unit
+        if side.unit == 8:
+            at = at + (self._fourth & 1) * 4
+        used = side.used(part.slot_columns)
+        if used % COPY_UNIT:  # slots do not begin where copies do
+            at = at + ((f.i32(0) + slot * used) & COPY_UNIT - 1)
+        words, width = [], min(side.unit, 4)
+        for half in range(2):
+            offset = part.side_at(i) + (tile * TILE + 8 * half) * size
+            word = f.load_shared(at, i16 if width == 2 else i32, offset, align=width)
+            words.append(word.to(i32, signed=False) if width == 2 else word)
+        return words
 
     def _decoded(self, part: Part, weights: list[Value]) -> list[Value]:
         f = self.f
-        if part.scheme == "Q8_0":
-            return [*weights[:4], *f.unpack_halves(weights[4], f16)]
-        scales, minima = [], []
-        for half, word in enumerate(weights[3:]):
+        if part.scheme in ("Q8_0", "Q4_0"):
+            scales = f.unpack_halves(weights[-1], f16)
+            if part.scheme == "Q4_0":  # bytes are 16 times as large
+                return [*weights[:2], *[s * 0.0625 for s in scales]]
+            return [*weights[:4], *scales]
+        if part.scheme == "Q4_K":
+            return [*weights[:2], *self._pairs(weights[2:])]
+        if part.scheme == "Q5_K":  # the bits that the lane needs, of both rows
+            first, second = ((w >> self._fourth * 4) & 0x000F000F for w in weights[2:4])
+            return [*weights[:2], first | second << 4, *weights[4:]]
+        return weights  # scales are made when they are used: registers are few
+
+    def _pairs(self, weights: Sequence[Value]) -> list[Value]:
+        """Scales of both rows, and minima with their sign turned."""
+        f, pair = self.f, weights[0]
+        scales, minima = list[Value](), list[Value]()
+        for half, word in enumerate(weights[1:3]):
             whole, least = f.unpack_halves(word, f16)
-            small, smallest = (weights[2] >> 16 * half + i & 63 for i in (0, 8))
+            small, smallest = (pair >> 16 * half + i & 63 for i in (0, 8))
             scales.append(whole * small.to(f32))
             minima.append(least * smallest.to(f32) * -1.0)
-        return [*weights[:2], *scales, *minima]
+        return [*scales, *minima]
+
+    def _bytes(self, part: Part, weights: Sequence[Value]) -> list[Value]:
+        """The lane's quants as bytes with a sign."""
+        first, second = weights[:2]
+        if part.scheme == "Q8_0":
+            return [*weights[:4]]
+        if part.scheme == "Q4_0":  # 16 (q - 8)
+            found = [first << 4, second << 4, first, second]
+            return [(w & -0x0F0F0F10) ^ -0x7F7F7F80 for w in found]
+        if part.scheme == "Q6_K":  # 4 (q - 32)
+            high = [w >> (self._fourth & 2) for w in weights[2:4]]
+            low = [w & 0x3C3C3C3C for w in (first << 2, second << 2, first >> 2, second >> 2)]
+            more = [*[w << 6 for w in high], *[w << 2 for w in high]]
+            return [a | ((b & -0x3F3F3F40) ^ -0x7F7F7F80) for a, b in zip(low, more, strict=True)]
+        found = [w & 0x0F0F0F0F for w in (first, second, first >> 4, second >> 4)]
+        if part.scheme == "Q5_K":
+            fours = [weights[2] >> i & 15 for i in (0, 4, 16, 20)]
+            found = [a | (b * 0x02040810 & 0x10101010) for a, b in zip(found, fours, strict=True)]
+        return found
 
     def _add(
         self, part: Part, weights: Sequence[Value], operands: Sequence[Value], sums: list[Value]
     ) -> list[Value]:
         f = self.f
-        first, second, scale, total = operands
-        if part.scheme == "Q8_0":
-            quants, rest = weights[:4], weights[4:]
+        *digits, scale, total = operands
+        quants, nothing = self._bytes(part, weights), [f.i32(_MAGIC_BITS)] * 4
+        if part.scheme == "Q6_K":  # each 16 numbers have a scale
+            made = list(sums)
+            wholes = f.unpack_halves(weights[5], f16)
+            for i, digit in enumerate(digits):
+                found = f.multiply_bytes(quants[2 * i : 2 * i + 2], [digit], nothing)
+                small = [(weights[4] >> 8 * i + 16 * half).to(i8).to(f32) for half in range(2)]
+                factors = [d * (scale * 0.25) * s for d, s in zip(wholes, small, strict=True)]
+                made = self._scaled(found, factors, made)
+            return made
+        if part.scheme == "Q5_K":
+            rest = self._pairs(weights[3:])
         else:
-            quants = [w & 0x0F0F0F0F for w in weights[:2]]
-            quants += [(w >> 4) & 0x0F0F0F0F for w in weights[:2]]
-            rest = weights[2:]
-        found = f.multiply_bytes(quants, [first, second], [f.i32(_MAGIC_BITS)] * 4)
-        factors = [s * scale for s in rest[:2]]
-        made = [f.fma(v.bits(f32) - _MAGIC, factors[i // 2], sums[i]) for i, v in enumerate(found)]
+            at = 4 if part.scheme == "Q8_0" else 2
+            rest = [w.bits(f32) for w in weights[at : at + (4 if part.scheme == "Q4_K" else 2)]]
+        found = f.multiply_bytes(quants, digits, nothing)
+        made = self._scaled(found, [s * scale for s in rest[:2]], sums)
         for half, minimum in enumerate(rest[2:]):
             made[2 * half] = f.fma(minimum, total, made[2 * half])
         return made
+
+    def _scaled(
+        self, found: Sequence[Value], factors: Sequence[Value], sums: Sequence[Value]
+    ) -> list[Value]:
+        """Sums of integers times the factors of both rows, plus what there is."""
+        pairs = zip(found, sums, strict=True)
+        return [
+            self.f.fma(v.bits(f32) - _MAGIC, factors[i // 2], s) for i, (v, s) in enumerate(pairs)
+        ]
 
     def _halves(self, sums: Sequence[Value]) -> list[Value]:
         """Lanes have the sums of the first and second digit, the third, and two of no digit."""
@@ -162,7 +223,7 @@ class PackedProducts(Products):
         high = f.select(is_first, 256.0, f.const(0.0, f32))
         return [f.fma(sums[i], low, sums[i + 1] * high) for i in (0, 2)]
 
-    def finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
+    def _finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
         sums = [self.zeros() for _ in tiles]
         for i in range(part.rounds):
             operands = columns[i] if columns else self.operands(self.f.i32(i))

@@ -8,6 +8,7 @@ of f32 numbers. The warps' sums are added up through shared memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
@@ -21,6 +22,7 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     WARPS,
     DenseShape,
     Part,
+    Rows,
 )
 from rlx.llvm.builder import Value, bf16, f32, i32, vec
 
@@ -122,10 +124,30 @@ class Products:
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def fetch(self, part: Part, place: Slot, left: Value | int) -> tuple[Tiles, Slot]:
-        """All of the warp's weights of a part, into registers. So many slots of a row of the matrix
-        are left of the part."""
-        starts = self.ring.wait_all(place, part.slots)
+    def fetch(self, rows: Rows, place: Slot, share: Value | int) -> tuple[Tiles, Slot]:
+        """All of the warp's weights of some rows, into registers. The block has the `share`-th
+        piece of each row of the matrix."""
+        if rows.other is None or rows.count is None:
+            return self._fetch(rows.part, place, share)
+        most = max(part.weights.registers for part in rows.parts)
+        zero = self.f.i32(0)
+
+        def flat(part: Part) -> list[Value]:
+            tiles, (slot, parity) = self._fetch(part, place, share)
+            words = [[w.bits(i32) for w in words] for tile in tiles for words in tile]
+            return [slot, parity, *(w for four in words for w in [*four, *[zero] * most][:most])]
+
+        slot, parity, *words = self.f.if_(
+            rows.count.ne(0), lambda: flat(rows.part), lambda: flat(rows.parts[1])
+        )
+        each = most * rows.part.rounds
+        return [
+            [words[i + j : i + j + most] for j in range(0, each, most)]
+            for i in range(0, len(words), each)
+        ], (slot, parity)
+
+    def _fetch(self, part: Part, place: Slot, share: Value | int) -> tuple[Tiles, Slot]:
+        starts, left = self.ring.wait_all(place, part.slots), part.left(share)
         found: Tiles = []
         for above in range(part.down):
             mine = starts[above * part.across : (above + 1) * part.across]
@@ -236,8 +258,15 @@ class Products:
 
     # -- whole products ---------------------------------------------------------------------------
 
-    def finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
+    def finish(self, rows: Rows, tiles: Tiles, columns: Columns, buffer: int) -> None:
         """Multiply what was fetched, and store the sums."""
+        if rows.other is None or rows.count is None:
+            self._finish(rows.part, tiles, columns, buffer)
+        else:
+            first, second = (partial(self._finish, p, tiles, columns, buffer) for p in rows.parts)
+            self.f.if_(rows.count.ne(0), first, second)
+
+    def _finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
         for number, rounds in enumerate(tiles):
             chains = []
             for first in range(0, len(rounds), 2):  # short ones, beside each other
@@ -253,19 +282,25 @@ class Products:
             self._park(part, *divmod(number, part.tiles), total, buffer)
 
     def stream(
-        self, part: Part, place: Slot, buffer: int, columns: Columns, left: Value | int
+        self, rows: Rows, place: Slot, buffer: int, columns: Columns, share: Value | int
     ) -> Slot:
         """Multiply slot by slot as they come; `columns` are the operands if registers hold them."""
         f = self.f
+        for part in rows.parts:
 
-        def row(above: Value, slot: Value, parity: Value) -> list[Value]:
-            sums, place = self._stream_row(part, (slot, parity), columns, left)
-            for tile in range(part.tiles):
-                self._park(part, above, tile, sums[4 * tile : 4 * tile + 4], buffer)
-            return list(place)
+            def row(above: Value, slot: Value, parity: Value, part: Part = part) -> list[Value]:
+                sums, place = self._stream_row(part, (slot, parity), columns, part.left(share))
+                for tile in range(part.tiles):
+                    self._park(part, above, tile, sums[4 * tile : 4 * tile + 4], buffer)
+                return list(place)
 
-        slot, parity = f.loop(f.i32(0), f.i32(part.down), f.i32(1), list(place), row)
-        return slot, parity
+            first, last = f.i32(0), f.i32(part.down)
+            if rows.count is not None:
+                ends = rows.count.udiv(part.height)
+                first, last = (first, ends) if part is rows.part else (ends, last)
+            slot, parity = f.loop(first, last, f.i32(1), list(place), row)
+            place = slot, parity
+        return place
 
     def stream_rows(self, part: Part, place: Slot, number: Value, columns: Columns) -> Slot:
         """The same of one row of slots, the `number`-th of the buffers of sums."""

@@ -93,6 +93,37 @@ class PackedRows(WeightRows):
         return found
 
 
+def decode_one(f: BlockFunction, scheme: str, row: Value, column: Value, k: int) -> Value:
+    """One number of a row, the same as `decode` and `segments` give."""
+    places = offsets(scheme, k)[0]
+
+    def number(part: str, size: int, at: Value) -> Value:
+        type_ = i8 if size == 1 else i16 if size == 2 else i32
+        found = f.load(f.gep(row, at * size + places[part]), type_, align=size)
+        return found.to(i32, signed=False)
+
+    chunk, inside = column >> 5, (column & 31).to(i32)
+    if scheme == "Q8_0":
+        quant = f.load(f.gep(row, column), i8).to(f32)
+        return quant * half(f, number("scales", 2, chunk))
+    q = number("quants", 1, chunk * 16 + (column & 15)) >> (inside >> 4) * 4 & 15
+    if scheme == "Q5_K":
+        q = q | (number("high", 4, chunk) >> inside & 1) << 4
+    if scheme == "Q6_K":
+        more = number("high", 1, chunk * 8 + (column & 7))
+        q = q | (more >> (inside >> 3) * 2 & 3) << 4
+        small = f.load(f.gep(row, (column >> 4) + places["scales"]), i8).to(f32)
+        scale = half(f, number("supers", 2, column >> 8)) * small
+        return f.fma(q.to(f32), scale, scale * -32.0)
+    if scheme == "Q4_0":
+        scale = half(f, number("scales", 2, chunk))
+        return f.fma(q.to(f32), scale, scale * -8.0)
+    pair = number("scales", 2, chunk)
+    d, least = f.unpack_halves(number("supers", 4, column >> 8), f16)
+    scale, minimum = ((pair >> s & 63).to(f32) for s in (0, 8))
+    return f.fma(q.to(f32), d * scale, least * minimum * -1.0)
+
+
 def half(f: BlockFunction, word: Value) -> Value:
     """The f16 in the low bits of a value of 32 bits."""
     return f.unpack_halves(word, f16)[0]
