@@ -205,8 +205,10 @@ class _Layout:
         for i, value in enumerate(node.inputs):
             twin = self.twin(value)
             made = self.made.get(twin) if twin is not None else None
-            if made is None or self.editor.uses(value) != 1 or made.activation != "none":
+            if made is None or twin is None or made.activation != "none":
                 continue
+            if self.editor.uses(value) != 1 or self.editor.uses(twin) != 1:
+                continue  # what else reads it, with channels last perhaps, would compute it again
             if not node.output.shape.same_dims(value.shape) or node.output.shape.dtype is not f32:
                 continue
             if self._fused(node, made, i, twin):
