@@ -288,7 +288,10 @@ class _Layout:
     def _pool(self, node: Node) -> None:
         op: Any = node.op
         largest = op.name == "max_pool"
-        if node.output.shape.dtype not in ((f32, u8, i8) if largest else (f32,)):
+        out = node.output.shape
+        if out.dtype not in ((f32, u8, i8) if largest else (f32,)):
+            return
+        if not isinstance(out.dims[1], int):
             return
         made = lookup("pool_channels_last")(
             largest=largest, kernel=op.kernel, stride=op.stride, padding=op.padding,
