@@ -1,8 +1,9 @@
 """Depthwise convolution and pooling of images with channels last: vectors are along the channels.
 
-A tile is some pixels of a row and some vectors of channels. Each input pixel under it is loaded once
-for all windows that it is in, each weight once for all pixels. Taps above and below the image are
-left out; those beside it read a vector of what they would not change.
+A tile is some pixels of a row and some vectors of channels. Each input pixel under it is loaded
+once for all windows that it is in, each weight once for all pixels. Taps above and below the image
+are left out; those beside it read a vector of what they would not change. Tiles of a few rows that
+lie below each other follow each other, so that the rows between them are still in the L1 cache.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from rlx.support.records import dataclass
 POINTERS = frozenset(["x", "filters", "out", "bias", "residual"])
 _SIZES = [
     "batch", "channels", "height", "width", "out_height", "out_width", "stride_y", "taps_y",
-    "start_y", "start_x", "dilation_y",
+    "start_y", "start_x",
 ]  # fmt: skip
 _SUMS, _MOST_UNROLLED = 8, 8  # sums of a tile; taps of a row
+_DOWN = 4  # rows whose tiles follow each other
 
 
 def tile_vectors(target: Target) -> int:
@@ -44,7 +46,7 @@ class ChannelsLastWindows(KernelSpec):
     kind: str
     taps_x: int
     stride_x: int
-    dilation_x: int
+    dilation: tuple[int, int]
     whole: bool  # whether there are as many channels as a tile has
     rest: int  # vectors of the channels that are left, the last one masked
     bias: bool = False
@@ -84,26 +86,22 @@ class _Emitter:
         wide = self.vectors * self.lanes
         tiles = o["channels"].udiv(wide)
         groups = tiles + (1 if spec.rest else 0)  # of channels
-        lo, hi = f.split(o["batch"] * o["out_height"] * groups)
-        for line in f.range(lo.udiv(groups), (hi + groups - 1).udiv(groups)):
-            image, y = line.udiv(o["out_height"]), line.urem(o["out_height"])
-            top = y * o["stride_y"] + o["start_y"]
-            self.low, self.high = self._inside(top, o["dilation_y"], o["taps_y"], o["height"])
-            first = image * o["height"] + top
-            self.rows = f.gep(o["x"], first * o["width"] * self.pitch)
-            self.out = f.gep(o["out"], line * o["out_width"] * self.pitch)
-            self.residual = self.out
-            if spec.residual:
-                self.residual = f.gep(o["residual"], line * o["out_width"] * self.pitch)
-            begin, end = f.max(lo - line * groups, 0), f.min(hi - line * groups, groups)
+        bands = f.ceil_div(o["out_height"], _DOWN)
+        lo, hi = f.split(o["batch"] * bands * groups)
+        for band in f.range(lo.udiv(groups), (hi + groups - 1).udiv(groups)):
+            image = band.udiv(bands)
+            y = (band - image * bands) * _DOWN
+            lines = y, f.min(y + _DOWN, o["out_height"])
+            begin, end = f.max(lo - band * groups, 0), f.min(hi - band * groups, groups)
             if spec.whole:
                 for group in f.range(begin, f.min(end, tiles)):
-                    self._row(group * wide, self.vectors, None)
+                    self._band(image, lines, group * wide, self.vectors, None)
             if spec.rest:
                 for _ in f.when(end > tiles):
                     c = tiles * wide
                     left = o["channels"] - c - (spec.rest - 1) * self.lanes
-                    self._row(c, spec.rest, f.lane_mask(left, self.lanes))
+                    mask = f.lane_mask(left, self.lanes)
+                    self._band(image, lines, c, spec.rest, mask)
 
     def _inside(
         self, first: Value, step: Value | int, taps: Value | int, size: Value
@@ -115,16 +113,30 @@ class _Emitter:
         high = (f.max(size - first, 0) + step - 1).udiv(step)
         return f.min(low, taps), f.min(high, taps)
 
-    def _row(self, c: Value, vectors: int, mask: Value | None) -> None:
-        """A row of pixels, for the channels from c on."""
+    def _band(
+        self, image: Value, lines: tuple[Value, Value], c: Value, vectors: int, mask: Value | None
+    ) -> None:
+        """Some rows of an image, for the channels from c on."""
         f, o, spec = self.f, self.o, self.spec
         pixels = _SUMS // vectors
-        span = (pixels - 1) * spec.stride_x + (spec.taps_x - 1) * spec.dilation_x
+        span = (pixels - 1) * spec.stride_x + (spec.taps_x - 1) * spec.dilation[1]
         for x in f.range(0, o["out_width"], pixels):
             left = x * spec.stride_x + o["start_x"]
             inside = (left >= 0) & (left + span < o["width"]) & (x + pixels <= o["out_width"])
             for is_inside in f.either(inside):
-                self._tile(x, left, pixels, c, vectors, mask, is_inside)
+                for y in f.range(*lines):
+                    self._begin_line(image, y)
+                    self._tile(x, left, pixels, c, vectors, mask, is_inside)
+
+    def _begin_line(self, image: Value, y: Value) -> None:
+        f, o = self.f, self.o
+        top = y * o["stride_y"] + o["start_y"]
+        self.low, self.high = self._inside(top, self.spec.dilation[0], o["taps_y"], o["height"])
+        first = image * o["height"] + top
+        self.rows = f.gep(o["x"], first * o["width"] * self.pitch)
+        place = (image * o["out_height"] + y) * o["out_width"] * self.pitch
+        self.out = f.gep(o["out"], place)
+        self.residual = f.gep(o["residual"], place) if self.spec.residual else self.out
 
     def _tile(
         self, x: Value, left: Value, pixels: int, c: Value, vectors: int, mask: Value | None,
@@ -136,7 +148,7 @@ class _Emitter:
         masks = [None] * (vectors - 1) + [mask]
         sums = f.carry([f.const(self._start, self.type)] * (pixels * vectors))
         for i in sums.range(self.low, self.high):
-            row = f.gep(source, i * o["dilation_y"] * (o["width"] * self.pitch))
+            row = f.gep(source, i * spec.dilation[0] * (o["width"] * self.pitch))
             taps = weights
             if weights is not None:
                 taps = f.gep(weights, i * spec.taps_x * self.pitch)
@@ -145,8 +157,8 @@ class _Emitter:
             else:
                 inner = f.carry(sums.values)
                 for j in inner.range(0, spec.taps_x):
-                    at = left + j * spec.dilation_x
-                    moved = f.gep(row, j * spec.dilation_x * self.pitch)
+                    at = left + j * spec.dilation[1]
+                    moved = f.gep(row, j * spec.dilation[1] * self.pitch)
                     tap = None if taps is None else f.gep(taps, j * self.pitch)
                     inner.values = self._tap_row(
                         moved, at, tap, pixels, masks, inside, inner.values, 1
@@ -172,7 +184,7 @@ class _Emitter:
         users: dict[int, list[tuple[int, int]]] = {}  # of an input: pixel and tap
         for p in range(pixels):
             for j in range(taps or spec.taps_x):
-                users.setdefault(p * spec.stride_x + j * spec.dilation_x, []).append((p, j))
+                users.setdefault(p * spec.stride_x + j * spec.dilation[1], []).append((p, j))
         for n in sorted(users):
             pixel = f.gep(row, self.pitch * n)
             if not inside:
@@ -202,7 +214,7 @@ class _Emitter:
         number = f.i64(0)
         if spec.kind == "inner":
             at = left + p * spec.stride_x
-            low, high = self._inside(at, spec.dilation_x, spec.taps_x, o["width"])
+            low, high = self._inside(at, spec.dilation[1], spec.taps_x, o["width"])
             number = (self.high - self.low) * (high - low)
         place = (x + p) * self.pitch + c * self.size
         for v, mask in enumerate(masks):

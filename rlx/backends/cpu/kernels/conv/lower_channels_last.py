@@ -222,12 +222,17 @@ def _channel_tiles(channels: Dim, dtype: DType, target: Target) -> tuple[bool, i
     return channels >= vectors * lanes, -(-(channels % (vectors * lanes)) // lanes)
 
 
+def _dilation(window: Window) -> tuple[int, int]:
+    """Down and to the right."""
+    return (1, 1, *window.dilation)[-2], window.dilation[-1]
+
+
 def _depthwise(node: Node, target: Target) -> KernelLaunch:
     op: Any = node.op
     bias, residual = op.extras(*node.inputs[2:])
     window = op.plain.window(op.w.dims)
     spec = ChannelsLastWindows(
-        "depthwise", window.kernel[-1], window.stride[-1], window.dilation[-1],
+        "depthwise", window.kernel[-1], window.stride[-1], _dilation(window),
         *_channel_tiles(node.output.shape.dims[-1], f32, target), bias is not None,
         residual is not None, op.activation,
     )  # fmt: skip
@@ -254,6 +259,6 @@ def lower_pool(node: Node, ctx: Context) -> list[KernelLaunch]:
     out = node.output.shape
     tiles = _channel_tiles(out.dims[-1], out.dtype, ctx.target)
     spec = ChannelsLastWindows(
-        kind, window.kernel[-1], window.stride[-1], 1, *tiles, dtype=out.dtype
+        kind, window.kernel[-1], window.stride[-1], (1, 1), *tiles, dtype=out.dtype
     )
     return [_launch(node, spec, _windows(node, window, spec))]
