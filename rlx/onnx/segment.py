@@ -295,7 +295,7 @@ class _Tracing:
 
     def run(self) -> Traced | None:
         program, end = self.program, self.segment.start
-        interpreter = Interpreter(program.model.file, traced=True)
+        interpreter = Interpreter(program.model.file, True, program.model.max_iterations)
         with self.trace.recording():
             while end < len(program.nodes):
                 try:

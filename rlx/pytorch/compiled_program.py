@@ -114,7 +114,7 @@ class Program:
             return Lowered(None, results, False)
         graph = lowering.graph
         graph.set_outputs(*outputs, names=[f"y{i}" for i in range(len(outputs))])
-        compiled = Session(current_device()).compile(graph)
+        compiled = Session(current_device()).compile(graph).share_arenas()
         return Lowered(compiled, results, lowering.is_random)
 
     # -- calling ------------------------------------------------------------------------------
