@@ -83,8 +83,10 @@ class Memory:
         widths = [TILE_COLUMNS, *(part.side_bytes(i) // 2 for i in range(len(part.weights.sides)))]
         element = f16 if part.scheme else bf16
         return [
-            self._maps.address(Matrix(element, rows, columns, columns, part.box_rows, w), start)
-            for w in widths
+            self._maps.address(
+                Matrix(element, rows, columns, columns, part.box_rows, w, i == 0), start
+            )
+            for i, w in enumerate(widths)
         ]
 
 

@@ -355,13 +355,12 @@ class Simulated(BlockFunction):
     ) -> None:
         for t in np.flatnonzero(self.active):
             to, place = (int(data_of(v)[t] + self.own[t]) for v in (address, mbarrier))
-            tile = mapped_tile(
+            tile, is_permuted = mapped_tile(
                 int(data_of(tensor_map)[t]), int(data_of(row)[t]), int(data_of(column)[t]),
                 self.inside,
             )  # fmt: skip
             assert 2 * int(data_of(column)[t]) % 16 == 0, "a tile does not begin at 16 bytes"
             assert tile.shape[1] % 16 == 0 and tile.shape[0] <= 256, "no such tile"
-            is_permuted = tile.shape[1] == 128
             at = data_of(address).astype(np.int64)
             self._check_shared(at, 1, 1024 if is_permuted else 128)
             linear = int(data_of(address)[t]) + np.arange(tile.size)
@@ -767,10 +766,11 @@ def _binary(op: str, type_: Type, x: Any, y: Any) -> Any:
     return simple[op](x, y)
 
 
-def mapped_tile(address: int, row: int, column: int, inside: Inside) -> Any:
-    """The bytes of a tile by a tensor map as the fake driver writes it: 0 outside the matrix."""
-    numbers = np.asarray(_Memory(address, 48)).view(np.int64).tolist()
-    start, rows, columns, stride, box, across = numbers
+def mapped_tile(address: int, row: int, column: int, inside: Inside) -> tuple[Any, bool]:
+    """The bytes of a tile by a tensor map as the fake driver writes it, 0 outside the matrix, and
+    whether it is permuted."""
+    numbers = np.asarray(_Memory(address, 56)).view(np.int64).tolist()
+    start, rows, columns, stride, box, across, is_permuted = numbers
     assert row >= 0 and column >= 0
     tile = np.zeros((box, 2 * across), np.uint8)
     used = min(box, rows - row)
@@ -780,7 +780,7 @@ def mapped_tile(address: int, row: int, column: int, inside: Inside) -> Any:
         inside(places, width)
         memory, low = bytes_at(places, width)
         tile[:used, :width] = memory[(places - low)[:, None] + np.arange(width)]
-    return tile
+    return tile, bool(is_permuted)
 
 
 class Together:

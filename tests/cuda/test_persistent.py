@@ -141,8 +141,11 @@ class Model:
             columns //= 2
         start = self.memory.put(matrix)
         widths = [64, *(part.side_bytes(i) // 2 for i in range(len(part.weights.sides)))]
-        maps = [[start, rows, columns, 2 * columns, part.box_rows, width] for width in widths]
-        return [self.memory.put(np.array(numbers + [0] * 10, np.int64)) for numbers in maps]
+        maps = [
+            [start, rows, columns, 2 * columns, part.box_rows, width, i == 0]
+            for i, width in enumerate(widths)
+        ]
+        return [self.memory.put(np.array(numbers + [0] * 9, np.int64)) for numbers in maps]
 
     def _vary_scales(self, blocks: Any, scheme: str) -> None:
         """Blocks get scales of their own, from a half to the whole."""
@@ -288,6 +291,7 @@ SHAPES = {
     "Q6_K in some layers": (mixed(SMALL, "Q4_K", "Q6_K", "Q6_K"), (65,)),
     "Q6_K in some, slot by slot": (mixed(LARGE, "Q4_K", "Q6_K", "Q5_K"), (64,)),
     "a block with q, k and v": (mixed(UNEVEN, "Q4_K", "Q6_K", "Q6_K"), (5,)),
+    "scales of 128 bytes": (mixed(replace(UNEVEN, hidden=4096), "Q4_K", "Q6_K", "Q6_K"), (5,)),
     "Q8_0, slot by slot": (packed(LARGE, "Q8_0"), (64,)),
     "Q4_K, slot by slot": (packed(LARGE, "Q4_K"), (64,)),
 }

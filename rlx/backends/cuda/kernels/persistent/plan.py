@@ -145,8 +145,8 @@ def _maps(weight: Weight, part: Part) -> list[TensorMap]:
     if weight.scheme != part.scheme:  # nothing is copied of it
         widths = [TILE_COLUMNS] * len(widths)
     return [
-        TensorMap(start, Matrix(element, rows, columns, columns, part.box_rows, width))
-        for width in widths
+        TensorMap(start, Matrix(element, rows, columns, columns, part.box_rows, width, i == 0))
+        for i, width in enumerate(widths)
     ]
 
 
