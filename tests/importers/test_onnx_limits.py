@@ -171,3 +171,19 @@ def test_models_do_not_wait_for_each_other() -> None:
     )
     assert OnnxModel(proto.SerializeToString())(np.ones(3, "f4")).sum() == 3
     assert made[0][0].shape == (2, 6)
+
+
+def test_models_of_threads() -> None:
+    """Eight models, each traced and run for several sizes in a thread of its own."""
+    found: dict[int, list[Any]] = {}
+
+    def work(number: int) -> None:
+        net = OnnxModel(padded(0, number, 0, 1))
+        found[number] = [net(np.ones((n, 4), "f4")).shape for n in (1, 2, 5)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [(b, 5 + n) for b in (1, 2, 5)] for n in range(8)}
