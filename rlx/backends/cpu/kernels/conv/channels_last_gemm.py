@@ -450,6 +450,10 @@ class Micro:
         def store_row(r: int) -> None:
             out = f.gep(f["out"], f["out_stride"] * r)
             residual = f.gep(f["residual"], f["out_stride"] * r) if spec.residual else None
+            if residual is not None:
+                following = f.gep(residual, f["out_stride"] * (2 * self.rows))
+                for j in range(n):
+                    f.prefetch(following, j * self.type.bytes)
             for j in range(n):
                 value = sums[r * n + j]
                 if biases:
