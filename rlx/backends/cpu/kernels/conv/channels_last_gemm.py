@@ -31,9 +31,10 @@ SIZES = [
 MICRO = [
     ("rows", ptr), ("row_stride", i64), ("count", i64), ("b", ptr), ("taps", i64), ("run", i64),
     ("tile", ptr), ("goes_on", i64), ("stops", i64), ("out", ptr), ("out_stride", i64),
-    ("bias", ptr), ("residual", ptr), ("tail", i64), ("ahead", ptr),
+    ("bias", ptr), ("residual", ptr), ("tail", i64), ("ahead", ptr), ("ahead_step", i64),
 ]  # fmt: skip
 _WIDE, _TALL = 6, 8  # pixels of a tile with four vectors, and with fewer
+_PIXELS_AHEAD = 8192  # bytes
 _FILLED = 8  # pixels whose pointers are computed together
 _L2_ROWS, _L2_PANEL = 256 << 10, 1024  # bytes of a block's pixels; terms of a chunk
 
@@ -320,6 +321,9 @@ class Emitter:
         tail = left - (vectors - 1) * self.lanes if masked else f.i64(0)
         bias = f.gep(o["bias"], column, 4) if spec.bias else f.null()
         x_pitch = o["groups"] * o["channels"] * 4
+        # the first panel reads the pixels from memory; where they are more than the weights, they
+        # are fetched ahead, not the next panel
+        streams = column.eq(0) & taps.eq(1) & run.eq(o["channels"]) & (self.pixels > o["columns"])
         for t in f.range(start, stop):
             pixel = (first + t) * rows
             count = f.min(self.pixels - pixel, rows)
@@ -333,10 +337,14 @@ class Emitter:
             tile = f.gep(self.tiles, t, rows * spec.width * self.line)
             part = (t - start) * self.line
             ahead = f.select(part < term_bytes, f.gep(following, part), weights)
+            step = f.i64(term_bytes)
+            if spec.pointwise:
+                ahead = f.select(streams, f.gep(source, _PIXELS_AHEAD), ahead)
+                step = f.select(streams, f.i64(4 * rows), step)
             given = [
                 source, x_pitch, count, weights, taps, run, tile, goes_on.to(i64, signed=False),
                 stops.to(i64, signed=False), out, pitch * spec.out_bytes, bias, residual, tail,
-                ahead, *self.more(column),
+                ahead, step, *self.more(column),
             ]  # fmt: skip
             for r in f.cases(padded(f, count, self.sizes), self.sizes):
                 f.call(self.micro[kind, r], *given)
@@ -414,11 +422,10 @@ class Micro:
     def _step(
         self, rows: Sequence[Value], k: Value, term: Value, sums: Sequence[Value]
     ) -> list[Value]:
-        """A term of the sums. Weights that come next are fetched meanwhile, a line of each term by
-        each of the first tiles."""
+        """A term of the sums. What comes next is fetched meanwhile: weights, a line of each term by
+        each of the first tiles, or pixels."""
         f = self.f
-        term_bytes = self.vectors * self.lanes * 4 * self.weight_words
-        f.prefetch(f.gep(f["ahead"], term, term_bytes), locality=2)
+        f.prefetch(f.gep(f["ahead"], term * f["ahead_step"]), locality=2)
         return self.rank_one(rows, k, term, sums)
 
     def rank_one(
@@ -443,6 +450,10 @@ class Micro:
         def store_row(r: int) -> None:
             out = f.gep(f["out"], f["out_stride"] * r)
             residual = f.gep(f["residual"], f["out_stride"] * r) if spec.residual else None
+            if residual is not None:
+                following = f.gep(residual, f["out_stride"] * (2 * self.rows))
+                for j in range(n):
+                    f.prefetch(following, j * self.type.bytes)
             for j in range(n):
                 value = sums[r * n + j]
                 if biases:
