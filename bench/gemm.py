@@ -21,6 +21,7 @@ from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.gemm.gemm import Gemm
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.pack import PackMatMul, panel_layout
+from rlx.backends.cpu.lowering import scratch_per_worker
 from rlx.backends.cpu.peaks import ReadProbe
 from rlx.backends.cpu.program import Launch, Program
 from rlx.backends.cpu.thread_pool import get_thread_pool
@@ -44,7 +45,7 @@ class GemmProgram:
         spec = Gemm(f32, element, Epilogue(f32), single_row=m == 1)
         layout = panel_layout(spec.tile_shape(target).nr)
         self.packed = _aligned(PackMatMul(layout).reference(self.w))
-        each = spec.scratch(target, m, n, k)
+        each = scratch_per_worker(spec.scratch(target, m, n, k))
         self.scratch = _aligned(np.zeros(each * threads, np.uint8))
         given = {
             "x": self.x, "w": self.packed, "out": self.out, "scratch": self.scratch, "step": each,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -26,16 +27,17 @@ def pytest_report_header() -> str:
     return f"emulated CPU: {target.arch} {target.cpu}: {present}"
 
 
-def compile_on_host(unit: Unit) -> bytes:
+def compile_on_host(unit: Unit, on_unit: Callable[[], None] = lambda: None) -> bytes:
     """The object of a unit; a worker that ended for want of work is started again."""
     for _ in range(2):
         if not _workers:
             _workers.append(_start_worker())
         found = _workers[0].compile(unit)
         if found is not None:
+            on_unit()
             return found
         _workers.pop().close()
-    return _compile_here(unit)  # LLVM refuses it: with its own message
+    return _compile_here(unit, on_unit)  # LLVM refuses it: with its own message
 
 
 def _start_worker() -> parallel_compile.WorkerProcess:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,18 @@ def test_named_targets(name, bits, registers, traits):
     assert (target.read_ahead == 0) == leaves_it_to_the_cpu
     assert target.key != Target.named("x86-64-v2").key
     assert target == Target.named(name)
+
+
+def test_a_feature_that_no_code_has_may_be_switched_off():
+    target = Target.named("alderlake")
+
+    def without(name):
+        kept = tuple(f for f in target.features if f != f"+{name}")
+        assert len(kept) == len(target.features) - 1
+        return replace(target, cpu="znver5", features=kept)
+
+    assert target.runs_on(without("rdseed"))
+    assert not target.runs_on(without("avxvnni"))
 
 
 def test_a_target_with_vnni_and_no_tiles_for_those_that_have_them():

@@ -82,6 +82,15 @@ lowers = TABLE.lowers
 reads_strided, scratch_of = TABLE.reads_strided, TABLE.scratch
 
 
+_PAGE = 4096  # that a core's prefetcher does not leave
+
+
+def scratch_per_worker(size: int) -> int:
+    """Bytes from one worker's scratch memory to the next, of `size` bytes that each needs. Closer
+    together, a core fetches ahead what its neighbour writes: 5 to 10 % of a GEMM of one k block."""
+    return -(-size // _PAGE) * _PAGE
+
+
 def lower_graph(ctx: Context) -> list[KernelLaunch]:
     """The launches of all nodes, in schedule order."""
     launches: list[KernelLaunch] = []

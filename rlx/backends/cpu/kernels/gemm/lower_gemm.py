@@ -28,6 +28,7 @@ from rlx.backends.cpu.lowering import (
     Scratch,
     Status,
     lowers,
+    scratch_per_worker,
 )
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.dtype import DType, f32, f64
@@ -163,7 +164,7 @@ def _few_columns(problem: GemmProblem) -> int:
 def worker_bytes(problem: GemmProblem, spec: Gemm, target: Target, node: Node) -> int:
     """Scratch bytes of each worker."""
     m, n, k = (upper_bound(d, node.graph.live) for d in (problem.m, problem.n, problem.k))
-    return aligned(spec.scratch(target, m, n, k))
+    return scratch_per_worker(spec.scratch(target, m, n, k))
 
 
 def gemm_launch(

@@ -194,6 +194,7 @@ class Vnni(FourWay):
 
 # Steps whose 16-bit pair sums cannot overflow: 2 * 127 * (2^bits - 1) each.
 _SAFE_STEPS = {1: 64, 2: 32, 3: 16, 4: 8, 5: 4, 6: 2, 7: 1}
+_HELD = 4  # vectors of codes that leave registers for the sums of a tile
 
 
 class Pairwise(IntDot):
@@ -263,8 +264,8 @@ class Maddubs(Pairwise):
     def _flushed(self, loop: DotLoop, g: Value, count: int, sums: Sequence[Value]) -> list[Value]:
         """Steps g .. g + count in 16 bits, then flushed to the 32-bit sums."""
         f, rows = self.f, self.rows
-        if count == 1 and rows > 1:
-            return self._step(loop, g, sums)
+        if rows > 1 and count * len(loop.columns) <= _HELD:
+            return self._row_by_row(loop, g, count, sums)
         width = len(loop.sets) * rows
 
         def step(j: Value, acc: Sequence[Value] | None) -> list[Value]:
@@ -296,17 +297,23 @@ class Maddubs(Pairwise):
                 out[at] = out[at] + self._pair(acc[s * rows + i], factor)
         return out
 
-    def _step(self, loop: DotLoop, g: Value, sums: Sequence[Value]) -> list[Value]:
-        """One step whose products are flushed one by one, so that few registers hold them."""
+    def _row_by_row(
+        self, loop: DotLoop, g: Value, count: int, sums: Sequence[Value]
+    ) -> list[Value]:
+        """As `_flushed`, one row after the other: codes stay in registers, not 16-bit sums."""
         out, rows = list(sums), self.rows
-        streams = list(enumerate(loop.codes(g)))
+        steps = [list(enumerate(loop.codes(g + j))) for j in range(count)]
         factors = [self._factor(scale) for _, scale in loop.sets]
         for i in range(rows):
-            for s, codes in streams:
-                x = self.row(loop.x(g, s), i).bits(self.bytes)
-                at = loop.columns[s] * rows + i
-                factor = factors[loop.set_of[s]]
-                out[at] = self.pairs(out[at], self.multiply(codes, x), factor)
+            found: dict[int, Value] = {}
+            for j, streams in enumerate(steps):
+                for s, codes in streams:
+                    x = self.row(loop.x(g + j, s), i).bits(self.bytes)
+                    product, at = self.multiply(codes, x), loop.set_of[s]
+                    found[at] = found[at] + product if at in found else product
+            for at, halves in found.items():
+                place = loop.sets[at][0] * rows + i
+                out[place] = self.pairs(out[place], halves, factors[at])
         return out
 
     def _accumulate_bytes(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:

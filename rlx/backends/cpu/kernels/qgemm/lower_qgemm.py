@@ -34,6 +34,7 @@ from rlx.backends.cpu.lowering import (
     Scratch,
     Status,
     lowers,
+    scratch_per_worker,
 )
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.dtype import f32
@@ -150,7 +151,7 @@ class _DequantProblem:
         }  # fmt: skip
         live = node.graph.live
         m, n, k = (upper_bound(d, live) for d in (self.m, self.n, self.k))
-        self.each = aligned(self.spec.scratch(target, m, n, k))
+        self.each = scratch_per_worker(self.spec.scratch(target, m, n, k))
         self.table = table_bytes(m, upper_bound(w.shape.dims[0], live)) if self.grouped else 0
 
     def step(self, node: Node) -> KernelLaunch:
@@ -185,7 +186,7 @@ def _transposed_scratch(node: Node, target: Target, threads: int) -> int:
     live = node.graph.live
     sizes = (_rows(node.output.shape), *(v.shape.dims[-1] for v in (node.output, node.inputs[0])))
     m, n, k = (upper_bound(d, live) for d in sizes)
-    return aligned(_transposed_spec(node).scratch(target, m, n, k)) * threads
+    return scratch_per_worker(_transposed_spec(node).scratch(target, m, n, k)) * threads
 
 
 @lowers("dequant_matmul_transposed", when=_is_narrow, scratch=_transposed_scratch)
