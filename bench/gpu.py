@@ -25,9 +25,12 @@ from bench import gpu_f32
 from bench.common import Bar, arguments, finish
 from bench.gpu_batches import batch_bars, starts, torch_batch
 from bench.peers import torch_gpu
-from bench.random_model import SHAPES, write_random_model
+from bench.random_model import SHAPES, random_blocks, write_random_model
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 GEMV = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024), (28672, 4096))
+LARGE = ((151936, 1024), (28672, 4096), (4096, 14336))  # where a launch is little of the time
+SHARES = {"BF16": 0.9, "Q8_0": 0.85, "Q4_K": 0.85}  # of the bandwidth measured, one row
 _WEIGHTS = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (28672, 4096))
 GEMM = (
     *((512, n, k) for n, k in _WEIGHTS),
@@ -118,6 +121,22 @@ class Device:
         params = {f"w{i}": self.floats(n, k) for i in range(calls)}
         return self.timed(*self.graph(build, given, params), calls)
 
+    def packed_products(self, n: int, k: int, calls: int, name: str) -> Callable[[], float]:
+        """One row times packed weights."""
+        scheme = GGUF_SCHEMES[name]
+        blocks = random_blocks(self.rng, scheme, 1024, k)
+        weights = np.resize(blocks, (n, blocks.shape[1]))
+
+        def build(g: Any) -> list[Any]:
+            params = [g.param(f"w{i}", list(weights.shape), "u8") for i in range(calls)]
+            rows = [g.input(f"x{i}", [1, k]) for i in range(calls)]
+            pairs = zip(rows, params, strict=True)
+            return [g.dequant_matmul(x, w, scheme=scheme) for x, w in pairs]
+
+        given = {f"x{i}": self.floats(1, k).astype(np.float32) for i in range(calls)}
+        params = {f"w{i}": weights for i in range(calls)}
+        return self.timed(*self.graph(build, given, params), calls)
+
     def attention(self, calls: int) -> Callable[[], float]:
         length, heads, kv, dim = ATTENTION
 
@@ -160,6 +179,7 @@ class Bench:
         parts = self.options.parts.split(",")
         for name, part in (
             ("gemv", self._gemv),
+            ("bandwidth", self._bandwidth),
             ("gemm", self._gemm),
             ("attention", self._attention),
             ("f32", self._f32),
@@ -250,6 +270,26 @@ class Bench:
             if peer is not None:
                 name = f"gpu_gemv_{n}x{k}"
                 self.bars.append(Bar(name, rates[0], "GB/s", "torch.mv", rates[1], 1.0))
+
+    def _bandwidth(self) -> None:
+        """Products of one row with large weights, as shares of the bandwidth that torch reaches."""
+        most = 0.0 if self.torch is None else torch_gpu.bandwidth(self.torch)
+        for kind, goal in SHARES.items():
+            for n, k in LARGE:
+                size = n * k * 2.0
+                if kind != "BF16":
+                    size = float(n * GGUF_SCHEMES[kind].row_bytes(k))
+                calls = max(2, min(16, int(500e6 / size)))
+                if kind == "BF16":
+                    run = self.device.products(1, n, k, calls, "f32")
+                else:
+                    run = self.device.packed_products(n, k, calls, kind)
+                [seconds] = in_turns([run], self.rounds)
+                rate = size / seconds / 1e9
+                print(f"gemv {n}x{k} {kind}: {seconds * 1e6:.2f} us, {rate:.0f} GB/s")
+                if most:
+                    name = f"gpu_gemv_{n}x{k}_{kind.lower()}_of_bandwidth"
+                    self.bars.append(Bar(name, rate, "GB/s", "bandwidth", most, goal))
 
     def _gemm(self) -> None:
         torch, ratios = self.torch, []
@@ -369,7 +409,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("gpu", str(__doc__).splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
-    parser.add_argument("--parts", default="gemv,gemm,attention,f32,model,long,batches,start")
+    parser.add_argument(
+        "--parts", default="gemv,bandwidth,gemm,attention,f32,model,long,batches,start"
+    )
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
     options = parser.parse_args(argv)

@@ -15,6 +15,7 @@ import numpy as np
 
 from bench.common import arguments
 from bench.random_model import SHAPES, random_blocks, random_floats
+from rlx.formats.quant_presets import QuantPreset
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 CONTEXT, EPS = 4096, 1e-6
@@ -82,25 +83,49 @@ class Memory:
         widths = [TILE_COLUMNS, *(part.side_bytes(i) // 2 for i in range(len(part.weights.sides)))]
         element = f16 if part.scheme else bf16
         return [
-            self._maps.address(Matrix(element, rows, columns, columns, part.box_rows, w), start)
-            for w in widths
+            self._maps.address(
+                Matrix(element, rows, columns, columns, part.box_rows, w, i == 0), start
+            )
+            for i, w in enumerate(widths)
         ]
 
 
-def shape_of(name: str, kind: str, multiprocessors: int, changes: dict[str, Any]) -> Any:
+def picked(kind: str, name: str, layers: int) -> str:
+    """The type of a matrix, by its GGUF name; empty for bf16."""
+    if kind in GGUF_SCHEMES:
+        return "" if kind == "BF16" else kind
+    found = QuantPreset.parse(kind).pick(f"{name}.weight", (256, 256), layers=layers, tied=True)
+    assert found is not None
+    return found.name
+
+
+def in_layers(kind: str, name: str, layers: int) -> list[str]:
+    """The type of a matrix in each layer."""
+    return [picked(kind, f"blk.{i}.{name}", layers) for i in range(layers)]
+
+
+def shape_of(name: str, kind: str, multiprocessors: int, options: Any, **changes: Any) -> Any:
     from rlx.backends.cuda.kernels.persistent.shape import DenseShape
 
     hidden, layers, heads, kv, head, ffn, words, _ = SHAPES[name]
+    layers, words = options.layers or layers, options.vocab or words
     ranks = 1 << (multiprocessors // kv).bit_length() - 1
-    schemes = ("" if kind == "BF16" else kind,) * 5
+    names = ("attn_q", "attn_output", "ffn_gate")
+    plain = [in_layers(kind, n, layers)[0] for n in names]
+    downs, v = in_layers(kind, "ffn_down", layers), in_layers(kind, "attn_v", layers)
+    down = max(downs, key=downs.count)
+    others = [next((s for s in v if s != plain[0]), ""), next((s for s in downs if s != down), "")]
     return DenseShape(
         layers, hidden, heads, kv, head, ffn, words, CONTEXT, min(ranks, 32), EPS, EPS,
-        head**-0.5, True, schemes=schemes, **changes,
+        head**-0.5, True, schemes=(*plain, down, picked(kind, "token_embd", layers)),
+        others=(others[0], others[1]), **changes,
     )  # fmt: skip
 
 
-def table_of(memory: Memory, shape: Any, position: int, clocks: int) -> int:
+def table_of(memory: Memory, shape: Any, kind: str, position: int, clocks: int) -> int:
     """The args of a launch in device memory."""
+    from rlx.backends.cuda.kernels.persistent.layer_args import OTHER_DOWN, OTHER_V
+
     ones = memory.put(np.ones(max(shape.hidden, shape.head_dim), np.float32))
     angles = memory.rng.random((CONTEXT, shape.head_dim // 2)).astype(np.float32)
     x = memory.put(memory.rng.standard_normal(shape.hidden).astype(np.float32))
@@ -109,13 +134,19 @@ def table_of(memory: Memory, shape: Any, position: int, clocks: int) -> int:
     cos, sin = memory.put(np.cos(angles)), memory.put(np.sin(angles))
     exchange = memory.zeros(4 * shape.words)
     args = [x, logits, ones, head, cos, sin, position, exchange, clocks, 0, 0, 0, 0, *beside]
-    rows = (shape.qkv_rows, shape.hidden, shape.ffn, shape.ffn, shape.hidden)
+    rows = [shape.qkv_rows, shape.hidden, shape.ffn, shape.ffn, shape.hidden]
+    rows += [shape.qkv_rows - shape.qk_rows] if shape.other_v else []
+    rows += [shape.hidden] if shape.other_down else []
+    v, down = (in_layers(kind, n, shape.layers) for n in ("attn_v", "ffn_down"))
     cache = memory.rng.standard_normal((_SAMPLE, shape.head_dim)).astype(np.float16)
-    for _ in range(shape.layers):
+    for i in range(shape.layers):
+        kinds = OTHER_V * (v[i] == shape.others[0] != "") | OTHER_DOWN * (
+            down[i] == shape.others[1] != ""
+        )
         for count, part in zip(rows, shape.parts, strict=True):
             args += memory.maps(count, part)
         caches = [memory.repeated(shape.kv_heads * CONTEXT, cache) for _ in range(2)]
-        args += [ones, ones, ones, ones, *caches]
+        args += [ones, ones, ones, ones, *caches, kinds]
     return memory.put(np.array(args, np.int64))
 
 
@@ -136,21 +167,32 @@ def timed(backend: Any, kernel: Any, table: int, calls: int) -> float:
     return statistics.median(found)
 
 
-def weight_bytes(shape: Any) -> float:
+def weight_bytes(shape: Any, kind: str) -> float:
     """What a launch reads of weights."""
-    layer = sum(shape.blocks * part.slots * part.slot_bytes / part.halves for part in shape.parts)
+
+    def copied(part: Any) -> float:
+        return float(shape.blocks * part.slots * part.slot_bytes / part.halves)
+
     heads = -(-shape.vocab // shape.head.rows) * shape.head.slots * shape.head.slot_bytes
-    return float(shape.layers * layer + heads)
+    whole = shape.layers * sum(map(copied, shape.parts[:5])) + float(heads)
+    names = ("attn_v", "ffn_down")
+    for name, part, other in zip(names, (shape.qkv, shape.down), shape.others, strict=True):
+        if other:
+            count = in_layers(kind, name, shape.layers).count(other)
+            share = 1 if name == "ffn_down" else 1 - shape.qk_rows / shape.qkv_rows
+            changed = copied(shape.other_down if name == "ffn_down" else shape.other_v)
+            whole += count * share * (changed - copied(part))
+    return float(whole)
 
 
-def stages(backend: Any, shape: Any, options: dict[str, Any], position: int) -> None:
+def stages(backend: Any, shape: Any, kind: str, position: int) -> None:
     """The mean clocks of a layer between the marks, of all blocks, and of the slowest."""
     from rlx.backends.cuda.kernels.persistent.decode_kernel import MARKS, PersistentDecode
 
     memory = Memory(backend)
     buffer = backend.allocator.alloc((shape.blocks, shape.layers, MARKS), np.int32)
-    table = table_of(memory, shape, position, int(buffer.handle) + buffer.offset)
-    kernel = PersistentDecode(shape, marks=True, **options)
+    table = table_of(memory, shape, kind, position, int(buffer.handle) + buffer.offset)
+    kernel = PersistentDecode(shape, marks=True)
     timed(backend, kernel, table, 3)
     marks = buffer.copy_out().astype(np.int64)[:, 1:, : len(STAGES) + 1]
     steps = np.diff(marks, axis=2) & 0xFFFFFFFF
@@ -179,16 +221,16 @@ def measure(backend: Any, name: str, kind: str, options: Any) -> None:
         of_shape = {k: given.pop(k) for k in ("piece", "widest") if k in given}
         if "early" in given:
             given["early"] = bool(given["early"])
-        shape = shape_of(name, kind, backend.gpu.multiprocessors, of_shape)
+        shape = shape_of(name, kind, backend.gpu.multiprocessors, options, **of_shape)
         if shape.unsuited():
             print(f"{name} {kind} {text}: {shape.unsuited()}")
             continue
-        geometry = tuple((p.box_rows, p.boxes) for p in (*shape.parts, shape.head))
+        geometry = tuple([(p.box_rows, p.boxes) for p in (*shape.parts, shape.head)])
         if geometry not in known:
-            known[geometry] = table_of(memory, shape, options.position, 0)
+            known[geometry] = table_of(memory, shape, kind, options.position, 0)
         kernel = PersistentDecode(shape, **given)
         seconds = timed(backend, kernel, known[geometry], 4 if options.quick else 20)
-        rate = weight_bytes(shape) / seconds / 1e9
+        rate = weight_bytes(shape, kind) / seconds / 1e9
         print(
             f"{name} {kind} {text or 'as it is'}: {seconds * 1e6:.1f} us, {1 / seconds:.0f} "
             f"tokens/s, {rate:.0f} GB/s, {shape.slots} slots of {shape.slot_bytes}",
@@ -196,15 +238,20 @@ def measure(backend: Any, name: str, kind: str, options: Any) -> None:
         )
     del memory, known
     if options.stages:
-        stages(backend, shape_of(name, kind, backend.gpu.multiprocessors, {}), {}, options.position)
+        shape = shape_of(name, kind, backend.gpu.multiprocessors, options)
+        stages(backend, shape, kind, options.position)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("gpu_decode", str(__doc__).splitlines()[0])
     parser.add_argument("--shapes", default="0.6b", help="of 0.6b, 1.7b, 8b, by commas")
-    parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
+    parser.add_argument(
+        "--types", default="BF16,Q8_0,Q4_K,Q4_K_M", help="types of weights or presets, by commas"
+    )
     parser.add_argument("--variants", default="", help="settings, by semicolons")
     parser.add_argument("--position", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=None, help="fewer than the shape has")
+    parser.add_argument("--vocab", type=int, default=None, help="rows of the head")
     parser.add_argument("--stages", action="store_true", help="clocks between the stages")
     options = parser.parse_args(argv)
     import rlx

@@ -1,4 +1,4 @@
-"""`python -m bench all`: every bench in a process of its own, one table of figures."""
+"""`python -m bench all`: every bench in a process of its own, a table of figures for each."""
 
 from __future__ import annotations
 
@@ -38,18 +38,16 @@ def run_all(names: list[str], rest: list[str], out: Path) -> int:
         "--avx2-peer", metavar="DIR", help="llama.cpp for AVX2: `llm` and `qgemm` run with it too"
     )
     options = parser.parse_args(rest)
-    rows: list[dict[str, object]] = []
-    absent: list[str] = []
+    sections: dict[str, list[dict[str, object]]] = {}
     for name in names:
         found = _run(name, _arguments(name, options))
         if options.avx2_peer and name in TYPED:
             held = ["--avx2"] + (["--avx2-peer", options.avx2_peer] if name == "llm" else [])
             found += _run(name, _arguments(name, options) + held)
-        rows += found
-        absent += [] if found else [name]
-    out.write_text(_table(rows, absent), encoding="utf-8")
+        sections[name] = found
+    out.write_text(_page(sections), encoding="utf-8")
     print(f"wrote {out.name}")
-    return 0 if not absent and all(r["met"] for r in rows) else 1
+    return 0 if all(found and all(r["met"] for r in found) for found in sections.values()) else 1
 
 
 def _arguments(name: str, options: argparse.Namespace) -> list[str]:
@@ -79,25 +77,34 @@ def _run(name: str, given: list[str]) -> list[dict[str, object]]:
     return rows
 
 
-def _table(rows: list[dict[str, object]], absent: list[str]) -> str:
+def _page(sections: dict[str, list[dict[str, object]]]) -> str:
+    """A section for each bench that measured, then the names of those that could not."""
     lines = [
         "# Figures",
         "",
         f"{datetime.date.today()}, {_cpu()}, Python {platform.python_version()}, "
         + ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("numpy", "llvmlite")),
-        "",
-        "| bar | value | unit | peer | peer value | ratio | goal | |",
-        "|---|---|---|---|---|---|---|---|",
     ]
-    for r in rows:
-        lines.append(
-            f"| {r['name']} | {r['value']:.4g} | {r['unit']} | {r['peer']} | "
-            f"{r['peer_value']:.4g} | {r['ratio']:.2f} | {r['goal']:g} | "
-            f"{'met' if r['met'] else 'missed'} |"
-        )
+    for name, rows in sections.items():
+        if rows:
+            lines += ["", f"## `python -m bench {name}`", "", *_table(rows)]
+    absent = [name for name, rows in sections.items() if not rows]
     if absent:
         lines += ["", f"Not measured in this run: {', '.join(absent)}."]
     return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[dict[str, object]]) -> list[str]:
+    head = [
+        "| bar | value | unit | peer | peer value | ratio | goal | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return head + [
+        f"| {r['name']} | {r['value']:.4g} | {r['unit']} | {r['peer']} | "
+        f"{r['peer_value']:.4g} | {r['ratio']:.2f} | {r['goal']:g} | "
+        f"{'met' if r['met'] else 'missed'} |"
+        for r in rows
+    ]
 
 
 def _cpu() -> str:

@@ -7,10 +7,13 @@ with the others on the same batches. A row's peer is the best of them. Bars, for
 
 - rate: tokens or images a second, by the median step;
 - memory: the most that the process had resident, its libraries included;
-- first: seconds until the first step is done, importing left out, with empty caches.
+- first: seconds until the first step is done, importing left out, with empty caches; begin: the
+  same less a usual step, which is what tracing, compiling and the first touch of memory take.
 
 `--losses N` makes N steps of each model instead, and compares the losses of all; a CNN with batch
-norms magnifies rounding, and is left out. `--batch` and `--context` say other sizes.
+norms magnifies rounding, and is left out. `--batch` and `--context` say other sizes. `--library
+torch.f64` is torch in double precision: how far every f32 is from it shows what rounding alone does
+to a curve, such as that of LoRA on `--random-tokens`.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from bench.peers.pipe import Peer, PeerMissing
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("rlx", "torch", "torch.compile", "jax")
+EXACT = "torch.f64"
 GOAL, FIRST, APART = 1.2, 3.0, 1e-3
 COUNTED = {"gpt": "tokens", "cnn": "images", "lora": "tokens"}
 WITHOUT = {"lora": ("jax",)}  # PEFT is torch's
@@ -82,12 +86,14 @@ def model_bars(run: Run, peers: dict[str, Peer], rounds: int, used: str) -> list
             f"{model} {name}: {rates[name]:.4g} {COUNTED[model]}/s, {memory[name]:.0f} MB, first "
             f"step {first[name]['seconds']:.2f} s", flush=True,
         )  # fmt: skip
-    return bars_of(model, rates, memory, first["rlx"]["seconds"], used)
+    done = first["rlx"]["seconds"]
+    return bars_of(model, rates, memory, done, done - statistics.median(seconds["rlx"]), used)
 
 
 def bars_of(
-    model: str, rates: dict[str, float], memory: dict[str, float], first: float, used: str
-) -> list[Bar]:
+    model: str, rates: dict[str, float], memory: dict[str, float], first: float, begin: float,
+    used: str,
+) -> list[Bar]:  # fmt: skip
     others = [name for name in rates if name != "rlx"]
     best = max(others, key=lambda name: rates[name])
     least = min(others, key=lambda name: memory[name])
@@ -96,18 +102,25 @@ def bars_of(
         Bar(f"train_{model}, {used}", rates["rlx"], unit, best, rates[best], GOAL),
         Bar(f"train_{model}_memory", memory["rlx"], "MB", least, memory[least], 1.0, False),
         Bar(f"train_{model}_first", first, "s", "budget", FIRST, 1.0, False),
+        Bar(f"train_{model}_begin", begin, "s", "budget", FIRST, 1.0, False),
     ]
 
 
 def compare(model: str, losses: dict[str, list[float]]) -> dict[str, float]:
     """The largest relative difference of our losses to those of each peer."""
-    found = {}
-    for name, theirs in losses.items():
-        pairs = list(zip(losses["rlx"], theirs, strict=True))
-        found[name] = max(abs(a - b) / abs(b) for a, b in pairs)
+    found = {name: apart(losses["rlx"], theirs) for name, theirs in losses.items()}
     shown = ", ".join(f"{name} {worst:.2g}" for name, worst in found.items() if name != "rlx")
     print(f"{model}: losses of {len(losses['rlx'])} steps apart by at most {shown}", flush=True)
+    if EXACT in losses:
+        others = [name for name in losses if name != EXACT]
+        shown = ", ".join(f"{name} {apart(losses[name], losses[EXACT]):.2g}" for name in others)
+        print(f"{model}: from those in f64 by at most {shown}", flush=True)
     return found
+
+
+def apart(ours: list[float], theirs: list[float]) -> float:
+    """The largest relative difference."""
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def loss_bars(run: Run, peers: dict[str, Peer], steps: int) -> list[Bar]:
@@ -122,7 +135,7 @@ def loss_bars(run: Run, peers: dict[str, Peer], steps: int) -> list[Bar]:
     called = f"train_{run.model}_losses_{steps}"
     return [
         Bar(called, worst, "relative", f"{name}, allowed", APART, 1.0, False)
-        for name, worst in found.items() if name != "rlx"
+        for name, worst in found.items() if name not in ("rlx", EXACT)
     ]  # fmt: skip
 
 
@@ -136,7 +149,7 @@ def measured(model: str, options: argparse.Namespace) -> list[Bar]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         if model == "lora":
             write_lora_model(Path(folder))
-            sizes["folder"] = folder
+            sizes |= {"folder": folder, "random": options.random_tokens}
         started = {
             name: start(name, model, options.peer_python, options.threads, folder)
             for name in chosen
@@ -154,10 +167,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--model", action="append", default=[], choices=list(COUNTED))
-    parser.add_argument("--library", action="append", default=[], choices=LIBRARIES)
+    parser.add_argument("--library", action="append", default=[], choices=[*LIBRARIES, EXACT])
     parser.add_argument("--losses", type=int, metavar="N", help="compare the losses of N steps")
     parser.add_argument("--batch", type=int, help="sequences or images a step")
     parser.add_argument("--context", type=int, help="tokens of a sequence")
+    parser.add_argument("--random-tokens", action="store_true", help="LoRA on no text at all")
     options = parser.parse_args(argv)
     bars = []
     try:

@@ -41,6 +41,22 @@ def graph_of(torch: Any, run: Callable[[], Any], calls: int) -> Callable[[], flo
     return timed
 
 
+def bandwidth(torch: Any) -> float:
+    """The most bytes a second, in GB, that torch moves: by a copy, read and written, or a sum."""
+    a = torch.randn(1 << 30, device="cuda")
+    b = torch.empty_like(a)
+    rates = []
+    for name, run, count in (
+        ("copy", lambda: b.copy_(a), 2),
+        ("sum", lambda: torch.sum(a), 1),
+        ("maximum", lambda: torch.amax(a), 1),
+    ):
+        timed = graph_of(torch, run, 1)
+        rates.append(count * 4.0 * a.numel() / min(timed() for _ in range(3)) / 1e9)
+        print(f"bandwidth by torch's {name}: {rates[-1]:.0f} GB/s")
+    return max(rates)
+
+
 def attention_kinds(
     torch: Any, q: Any, k: Any, v: Any, calls: int
 ) -> Iterator[tuple[str, Callable[[], float]]]:

@@ -18,11 +18,12 @@ class Trainer:
     def __init__(self, model: str, sizes: models.Lora, weights: models.Weights, library: str,
                  threads: int) -> None:  # fmt: skip
         torch.set_num_threads(threads)
-        base = AutoModelForCausalLM.from_pretrained(sizes.folder, dtype=torch.float32)
+        dtype = torch.float64 if library == "torch.f64" else torch.float32
+        base = AutoModelForCausalLM.from_pretrained(sizes.folder, dtype=dtype)
         base.config.use_cache = False
         config = LoraConfig(r=sizes.rank, lora_alpha=sizes.alpha, target_modules="all-linear",
                             lora_dropout=0.0, task_type="CAUSAL_LM")  # fmt: skip
-        net = get_peft_model(base, config)
+        net = get_peft_model(base, config, autocast_adapter_dtype=False).to(dtype)
         net.train()
         found = dict(net.named_parameters())
         with torch.no_grad():

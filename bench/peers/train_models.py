@@ -43,6 +43,7 @@ class Lora(NamedTuple):
     batch: int = 4
     vocab: int = 49152
     folder: str = ""
+    random: bool = False
 
 
 LARGE = {"gpt": Gpt(), "cnn": Cnn(), "lora": Lora()}
@@ -102,6 +103,9 @@ def _cnn(sizes: Cnn, normal: Any) -> Weights:
 def batch(model: str, sizes: Any, step: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Inputs and targets of a step."""
     rng = np.random.default_rng([7, step])
+    if model == "lora" and sizes.random:
+        text = rng.integers(0, sizes.vocab, (sizes.batch, sizes.context + 1))
+        return text[:, :-1], text[:, 1:]
     if model == "lora":
         tokens = np.load(Path(sizes.folder) / "tokens.npy").astype(np.int64)
         starts = rng.integers(0, tokens.size - sizes.context, sizes.batch)

@@ -1,6 +1,7 @@
 """A library that trains the models of `bench train`, behind a pipe, in a process of its own.
 
-python train_server.py THREADS LIBRARY [lora], LIBRARY being rlx, torch, torch.compile or jax.
+python train_server.py THREADS LIBRARY [lora], LIBRARY being rlx, torch, torch.compile,
+torch.f64 or jax.
 Commands: {"do": "start", "model": name, "sizes": what differs from the usual}, the seconds until
 the first step was done; {"do": "steps", "count": n}, their seconds and losses;
 {"do": "memory"}, the bytes at most resident.

@@ -69,6 +69,8 @@ class Trainer:
         torch.set_num_threads(threads)
         self.model = (Gpt if model == "gpt" else Cnn)(sizes)
         self.model.load_state_dict({k: torch.tensor(x) for k, x in weights.items()})
+        self.dtype = torch.float64 if library == "torch.f64" else torch.float32
+        self.model.to(self.dtype)
         params = list(self.model.parameters())
         groups = [
             {"params": [p for p in params if p.dim() > 1], "weight_decay": models.DECAY},
@@ -79,7 +81,9 @@ class Trainer:
         self.loss: Any = torch.compile(self.model) if library == "torch.compile" else self.model
 
     def step(self, x: Any, y: Any) -> float:
-        loss = self.loss(torch.from_numpy(x), torch.from_numpy(y))
+        given = torch.from_numpy(x)
+        given = given.to(self.dtype) if given.is_floating_point() else given
+        loss = self.loss(given, torch.from_numpy(y))
         loss.backward()
         nn.utils.clip_grad_norm_(self.params, models.CLIP)
         self.optimizer.step()

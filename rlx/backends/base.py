@@ -128,6 +128,11 @@ class Executable(Unpicklable, ABC):
         without the host overrides it."""
         return DecodeLoop(self, spec)
 
+    def share_arena(self, other: Executable) -> None:
+        """Use the arena of another executable, which is as large and never runs at the same time,
+        where the device can: its memory was touched already. What slots hold is lost by its runs.
+        Before anything is attached."""
+
     def slot(self, entry: ManifestEntry, sizes: Mapping[str, int] | None = None) -> Buffer:
         """The arena memory of an input or output."""
         shape = entry.shape.bind(sizes or {})
@@ -205,7 +210,12 @@ class KernelExecutable(Executable):
 
 
 def raise_bad_index(op: str, operands: str, origin: object) -> NoReturn:
-    """Raise the error of a kernel that met an index out of range in its data."""
+    """Raise the error of a kernel that met an index out of range in its data, or of a loop that
+    went on for too long."""
+    if op == "while_loop":
+        from rlx.ir.ops.control import endless_loop  # a start from an artifact does without ops
+
+        raise endless_loop(origin)
     raise InputError(
         "an index is out of range", where=op, got=f"operands {operands}", origin=origin,
         hint="check the ids or indices given to this run",

@@ -13,8 +13,9 @@ import ctypes
 import mmap
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from math import prod
 from typing import Any
 
@@ -415,10 +416,25 @@ def _size(shape: Sequence[int], dtype: Any) -> int:
     return prod(shape) * int(np.dtype(dtype).itemsize)
 
 
+_limit: ContextVar[int | None] = ContextVar("bytes of one allocation", default=None)
+
+
+@contextmanager
+def allocation_limit(nbytes: int) -> Iterator[None]:
+    """Inside, no arena and no tensor of host memory is larger; below a MiB nothing is checked."""
+    token = _limit.set(nbytes)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
 def require_memory(shape: Sequence[int], dtype: Any) -> None:
     """Refuse what the machine can never hold: a system that overcommits would grant it, and end the
-    process when it is used."""
-    size = _size(shape, dtype)
+    process when it is used. And what is beyond the limit."""
+    size, limit = _size(shape, dtype), _limit.get()
+    if limit is not None and size > limit:
+        raise _out_of_memory(HOST.device, shape, dtype, limit, "which is the limit here")
     if size >= _VAST and size > (total_memory() or size):  # 0: the system does not say
         raise _out_of_memory(HOST.device, shape, dtype, total_memory(), "which this machine has")
 

@@ -69,7 +69,11 @@ class Weights:
         bool, _weights("--dora", help="DoRA: adapters that train the lengths of rows too.")
     ] = False
     full: Annotated[
-        bool, _weights("--full", help="Train all weights: for small models. Encoders always are.")
+        bool,
+        _weights(
+            "--full",
+            help="Train all weights: for small models. Encoders are, unless LoRA is asked for.",
+        ),
     ] = False
 
     def lora(self) -> dict[str, Any] | None:
@@ -297,7 +301,8 @@ def _summary(name: str, found: FineTuned, seconds: float, dora: bool) -> None:
     if found.merged is not None:
         console.note(f"merged: {found.merged}")
     if found.kind == "adapter" and dora:
-        console.note("an adapter with DoRA runs merged: --merge FILE writes such a model")
+        if found.merged is None:
+            console.note("an adapter with DoRA runs merged: --merge FILE writes such a model")
     elif found.kind == "adapter":
         option = f"--load-adapter {found.path} --adapter {found.path.resolve().name}"
         console.note(f'try: rlx run {name} "…" {option}')

@@ -1191,6 +1191,7 @@ class OpMethods:
         body: BodyLike,
         n_carry: int,
         max_iterations: int = 0,
+        must_end: bool = False,
         **result: Unpack[Result],
     ) -> Any:
         """Runs `body` on the loop-carried values while `condition` holds; returns the last

@@ -18,6 +18,7 @@ from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import i64
 from rlx.ir.op import lookup
+from rlx.ir.ops.control import endless_loop
 from rlx.numpy.array import Array, Tracer
 from rlx.numpy.debug import PrintBranch, PrintLoop, tracers_of, with_tracers
 from rlx.numpy.dispatch import as_array
@@ -128,16 +129,24 @@ def _require_same_results(then: TracedBody, otherwise: TracedBody) -> None:
 # -- loops ----------------------------------------------------------------------------------------
 
 
-def while_loop(condition: Callable[[C], Any], body: Callable[[C], C], init: C) -> C:
+def while_loop(
+    condition: Callable[[C], Any], body: Callable[[C], C], init: C,
+    max_iterations: int | None = None,
+) -> C:  # fmt: skip
     """`carry = body(carry)`, beginning with `init`, as long as `condition(carry)` holds; the last
-    carry. The carry is a tree whose types and shapes do not change."""
+    carry. The carry is a tree whose types and shapes do not change. To go on for longer than
+    `max_iterations` is an error."""
     require_functions("while_loop", condition, body)
     leaves, structure = arrays_of(init, "while_loop")
     parent = recording_trace()
     if parent is None:
         carry: Any = unflatten(structure, leaves)
+        done = 0
         while bool(condition(carry)):
+            if done == max_iterations:
+                raise endless_loop()
             carry = checked_carry(body(carry), structure, leaves, "while_loop")
+            done += 1
         return carry  # type: ignore[no-any-return]
     if not leaves:
         raise InputError("a loop carries at least one array", where="while_loop", got=repr(init))
@@ -159,8 +168,9 @@ def while_loop(condition: Callable[[C], Any], body: Callable[[C], C], init: C) -
     require_no_prints("while_loop", test, step)
     step.require_carry(init, structure, [v.shape for v in values])
     made = lookup("while_loop")(
-        condition=Body(test.body()), body=Body(step.body()), n_carry=len(values)
-    )
+        condition=Body(test.body()), body=Body(step.body()), n_carry=len(values),
+        max_iterations=max_iterations or 0, must_end=max_iterations is not None,
+    )  # fmt: skip
     operands = [*values, *step.trace.operands]
     return unflattened(parent, made, operands, structure)  # type: ignore[no-any-return]
 

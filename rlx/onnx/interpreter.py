@@ -61,8 +61,8 @@ class Scope:
 class Interpreter:
     """Runs nodes in a scope. `traced` says whether values are traced arrays."""
 
-    def __init__(self, file: OnnxFile, traced: bool) -> None:
-        self.file, self.traced = file, traced
+    def __init__(self, file: OnnxFile, traced: bool, max_iterations: int) -> None:
+        self.file, self.traced, self.max_iterations = file, traced, max_iterations
 
     def run_nodes(self, nodes: Sequence[OnnxNode], scope: Scope) -> None:
         for node in nodes:

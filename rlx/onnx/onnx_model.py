@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.errors import InputError, UnsupportedError
+from rlx.backends.buffer import allocation_limit
+from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.formats.onnx import (
     NUMPY_BY_NAME,
     Argument,
@@ -42,18 +44,29 @@ from rlx.specialize.options import CompileOptions
 if TYPE_CHECKING:
     from rlx.backends.timing import Profile
 
-_LOCK = threading.RLock()
+MAX_ITERATIONS = 10_000_000
 
 
 class OnnxModel:
-    """A model of an ONNX file. `inputs` and `outputs` say what it takes and gives."""
+    """A model of an ONNX file. `inputs` and `outputs` say what it takes and gives. Threads may
+    share it; their runs take turns.
+
+    A `Loop` that goes on for longer than `max_iterations` is an error, and so is a tensor, or the
+    memory of a run, larger than `max_bytes`: for files that are not trusted.
+    """
 
     def __init__(
         self, model: str | os.PathLike[str] | bytes, *, device: str = "cpu",
-        threads: int | None = None,
+        threads: int | None = None, max_iterations: int = MAX_ITERATIONS,
+        max_bytes: int | None = None,
     ) -> None:  # fmt: skip
+        for name, limit in (("max_iterations", max_iterations), ("max_bytes", max_bytes)):
+            if limit is not None and limit < 1:
+                raise OptionError("not a limit", where=name, got=limit, expected="at least 1")
         self.file = open_onnx(model)
         self.device, self.threads = device, threads
+        self.max_iterations, self.max_bytes = max_iterations, max_bytes
+        self._lock = threading.RLock()
         self.session, self.params = Session(device), ParamStore()
         self._names: dict[int, tuple[Array, str]] = {}
         self._taken: set[str] = set()
@@ -86,8 +99,9 @@ class OnnxModel:
     def run(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
         """The outputs in order, for inputs by name: NumPy arrays, lists for sequences."""
         given = {**(inputs or {}), **named}
-        with _LOCK:
-            return tuple(self.program.run(self._checked(given)))
+        values = self._checked(given)
+        with self._alone():
+            return tuple(self.program.run(values))
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Run on inputs in order or by name; the output, or a tuple of several."""
@@ -98,6 +112,15 @@ class OnnxModel:
         by_order = zip([a.name for a in self.inputs], arrays, strict=False)
         results = self.run({**dict(by_order), **named})
         return results[0] if len(results) == 1 else results
+
+    def _alone(self) -> AbstractContextManager[Any]:
+        """One run at a time, within the limits of the model."""
+        if self.max_bytes is None:
+            return self._lock
+        stack = ExitStack()
+        stack.enter_context(self._lock)
+        stack.enter_context(allocation_limit(self.max_bytes))
+        return stack
 
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         expected = {a.name: a for a in self.inputs}
@@ -128,12 +151,12 @@ class OnnxModel:
     ) -> str:
         """The model at a stage of the compiler, for inputs or sizes: "mir" (the graph, sizes
         symbolic), "lir" (optimised, with its memory plan), "program", "llvm" or "asm"."""
-        with _LOCK:
+        with self._alone():
             return stage_text(self, self._examples(inputs, sizes), stage)
 
     def profile(self, inputs: Mapping[str, Any] | None = None, **sizes: int) -> dict[str, Profile]:
         """Time, GB/s and GFLOP/s of every kernel, by segment; most models are one."""
-        with _LOCK:
+        with self._alone():
             return profiles_of(self, self._examples(inputs, sizes))
 
     def compile(self, path: str | os.PathLike[str], *calls: Mapping[str, Any]) -> Path:
@@ -143,7 +166,7 @@ class OnnxModel:
             self._examples({}, call) if all(isinstance(n, int) for n in call.values())
             else self._examples(call, {}) for call in calls or [{}]
         ]  # fmt: skip
-        with _LOCK:
+        with self._alone():
             return write_compiled(self, path, given)
 
     def _examples(
@@ -155,7 +178,7 @@ class OnnxModel:
 
     def compile_graph(self, graph: Graph, params: Mapping[str, Data]) -> CompiledGraph:
         options = CompileOptions(threads=self.threads)
-        compiled = self.session.compile(graph, options, params=self.params)
+        compiled = self.session.compile(graph, options, params=self.params).share_arenas()
         for name, array in params.items():
             if name in compiled.template.signature.params:
                 compiled.set_param(name, array)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.backends.buffer import require_memory
 from rlx.formats.onnx import Argument, OnnxGraph, OnnxNode, bodies_of
 from rlx.numpy.array import Array
 from rlx.onnx.fuse_quantized import fuse_quantized
@@ -105,13 +106,15 @@ class Program:
         for name in node.outputs:
             if name:
                 values[name] = _dynamic(scope.values[name])
+                if isinstance(values[name], np.ndarray):
+                    require_memory(values[name].shape, values[name].dtype)
 
 
 class HostInterpreter(Interpreter):
     """Runs one node on concrete values; bodies and functions inside are programs."""
 
     def __init__(self, model: OnnxModel) -> None:
-        super().__init__(model.file, traced=False)
+        super().__init__(model.file, False, model.max_iterations)
         self.model = model
 
     def run_body(self, body: OnnxGraph, scope: Scope, given: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ so that another length needs no other code, anything else as constants.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +42,7 @@ _NEED_NUMBERS = (ShapeError, UnsupportedError, AttributeValueError, BindingError
 MAX_SIZES = 64  # elements of a tensor that are taken as sizes
 SMALL = 16  # elements of a constant that is part of the code
 _LARGEST = 2**31
+_TRACING = threading.RLock()  # models run beside each other; one at a time is traced
 
 
 class ModelTrace(Trace):
@@ -199,7 +201,8 @@ class Segment:
             sizes = traced.bind(shapes, leaves.sizes)
             if sizes is not None:
                 return traced, sizes
-        made = self._fresh(values, leaves)
+        with _TRACING:
+            made = self._fresh(values, leaves)
         if made is None:
             return None
         sizes = made.bind(shapes, leaves.sizes)
@@ -295,7 +298,7 @@ class _Tracing:
 
     def run(self) -> Traced | None:
         program, end = self.program, self.segment.start
-        interpreter = Interpreter(program.model.file, traced=True)
+        interpreter = Interpreter(program.model.file, True, program.model.max_iterations)
         with self.trace.recording():
             while end < len(program.nodes):
                 try:

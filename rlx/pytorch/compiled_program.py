@@ -54,11 +54,10 @@ class Lowered(NamedTuple):
 class Program:
     """An FX graph of ATen ops as a function of the list of its arguments."""
 
-    _boxed_call = True  # the caller gives the list away
-
     def __init__(self, module: Any, name: str, kept: Sequence[int] = ()) -> None:
         """`kept` are the positions of arguments that do not change between calls."""
         self.module, self.name = module, name
+        self._boxed_call = True  # the caller gives the list away; copied by those who wrap this
         self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         values = [n.meta.get("val") for n in self.placeholders]
         self._tensors = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
@@ -114,7 +113,7 @@ class Program:
             return Lowered(None, results, False)
         graph = lowering.graph
         graph.set_outputs(*outputs, names=[f"y{i}" for i in range(len(outputs))])
-        compiled = Session(current_device()).compile(graph)
+        compiled = Session(current_device()).compile(graph).share_arenas()
         return Lowered(compiled, results, lowering.is_random)
 
     # -- calling ------------------------------------------------------------------------------

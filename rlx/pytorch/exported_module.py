@@ -22,7 +22,7 @@ from rlx.numpy.array import Array as RlxArray
 from rlx.pytorch.dlpack_views import as_array, as_tensor
 from rlx.pytorch.dynamo_backend import decompositions
 from rlx.pytorch.lower_aten import Lowering, Source, require_known
-from rlx.pytorch.sizes import SizeTable
+from rlx.pytorch.sizes import FixedSizeError, SizeTable
 from rlx.runtime.params import ParamStore
 from rlx.runtime.session import Session
 from rlx.runtime.stages import Stages
@@ -91,17 +91,13 @@ class TorchModel:
     def __init__(self, program: Any, name: str, device: str, threads: int | None) -> None:
         self.name, self.program = name, program
         self._signature = program.graph_signature
-        module = program.graph_module
-        nodes = list(module.graph.nodes)
+        nodes = list(program.graph_module.graph.nodes)
         require_known([n for n in nodes if n.op == "call_function"], name)
         self.session, self.params = Session(device), ParamStore()
         self._options = CompileOptions(threads=threads)
-        sizes = SizeTable()
-        lowering = Lowering(name, sizes)
         sources, self._inputs = self._sources(nodes)
-        self._symbols = {name: _declared(node, sizes) for name, node in self._inputs}
-        lowering.in_place = self._writers(nodes)
-        found = lowering.run(nodes, sources, module)
+        lowering, found = self._lowered(nodes, sources, {})
+        self._symbols = {name: _declared(node, lowering.sizes) for name, node in self._inputs}
         if lowering.is_random:
             raise UnsupportedError(
                 "random numbers in an exported module", where=name,
@@ -118,6 +114,20 @@ class TorchModel:
         self._set_weights()
 
     # -- lowering -----------------------------------------------------------------------------
+
+    def _lowered(
+        self, nodes: Sequence[Any], sources: dict[Any, Source], fixed: dict[str, int]
+    ) -> tuple[Lowering, Any]:
+        """The graph and what it returns. Open sizes that turn out to be numbers are added to
+        `fixed`."""
+        lowering = Lowering(self.name, SizeTable(fixed=fixed))
+        lowering.in_place = self._writers(nodes)
+        try:
+            return lowering, lowering.run(nodes, sources, self.program.graph_module)
+        except FixedSizeError as error:
+            if error.symbol in fixed:
+                raise
+            return self._lowered(nodes, sources, {**fixed, error.symbol: error.size})
 
     def _sources(self, nodes: Sequence[Any]) -> tuple[dict[Any, Source], list[tuple[str, Any]]]:
         """What each placeholder becomes, and the inputs by name, in order."""

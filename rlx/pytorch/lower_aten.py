@@ -162,7 +162,11 @@ class Lowering:
         return x if x.shape.dims == tuple(dims) else self.g.reshape(x, shape=tuple(dims))
 
     def expand(self, x: Value, dims: Sequence[Dim]) -> Value:
-        return x if x.shape.dims == tuple(dims) else self.g.expand(x, shape=tuple(dims))
+        if x.shape.dims == tuple(dims):
+            return x
+        for have, wanted in zip(x.shape.dims[::-1], tuple(dims)[::-1], strict=False):
+            self.sizes.require_equal(have, wanted)
+        return self.g.expand(x, shape=tuple(dims))
 
     def number(self, value: Any, what: str) -> int:
         """A size that must be a number."""

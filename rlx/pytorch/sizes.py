@@ -19,11 +19,20 @@ from rlx.ir.shape import Shape
 from rlx.pytorch.element_types import ELEMENTS
 
 
-class SizeTable:
-    """SymInts as dims; as numbers where `numbers` gives the sizes of the symbols."""
+class FixedSizeError(UnsupportedError):
+    """A size that PyTorch leaves open, and that can only be one number."""
 
-    def __init__(self, numbers: Mapping[str, int] | None = None) -> None:
-        self.numbers = numbers
+    symbol, size = "", 0
+
+
+class SizeTable:
+    """SymInts as dims; as numbers where `numbers` gives the sizes of all symbols. `fixed` has those
+    of some."""
+
+    def __init__(
+        self, numbers: Mapping[str, int] | None = None, fixed: Mapping[str, int] | None = None
+    ) -> None:
+        self.numbers, self.fixed = numbers, fixed or {}
         self._known: dict[Any, Dim] = {}
 
     def dim(self, value: Any) -> Dim:
@@ -56,7 +65,7 @@ class SizeTable:
         if self.numbers is not None:
             return self._number(expr)
         if expr.is_Symbol:
-            return sym(str(expr))
+            return self.fixed.get(str(expr)) or sym(str(expr))
         parts: list[Any] = [self.expression(a) for a in expr.args]
         kind = type(expr).__name__
         if kind == "Add":
@@ -82,6 +91,16 @@ class SizeTable:
         if not found.is_Integer:
             raise UnsupportedError("a size that depends on data", where="SymInt", got=str(expr))
         return int(found)
+
+    def require_equal(self, dim: Dim, size: Dim) -> None:
+        """An open size meets a number where they are broadcast: it is above 1, so it must be that.
+        PyTorch's exporter does not find out everywhere."""
+        if isinstance(size, int) and size > 1 and not isinstance(dim, int) and dim == sym(str(dim)):
+            error = FixedSizeError(
+                "a size that must be a number", where="SymInt", got=str(dim), expected=size
+            )
+            error.symbol, error.size = str(dim), size
+            raise error
 
     def dims(self, values: Sequence[Any]) -> tuple[Dim, ...]:
         return tuple([self.dim(v) for v in values])

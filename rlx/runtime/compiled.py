@@ -60,13 +60,10 @@ class CompiledGraph(Unpicklable):
     instead = COMPILE_AGAIN
 
     def __init__(
-        self,
-        template: VariantProvider,
-        params: ParamStore | None = None,
+        self, template: VariantProvider, params: ParamStore | None = None,
         executable: Executable | Callable[[], Executable] | None = None,
-        manifest: BindingManifest | None = None,
-        states: SharedStates | None = None,
-    ) -> None:
+        manifest: BindingManifest | None = None, states: SharedStates | None = None,
+    ) -> None:  # fmt: skip
         """`executable`, or a function that returns it on first use, is for templates without open
         symbols; if it is None, such a template is compiled now. `manifest` is for an executable
         that is not compiled yet. `states` are shared with other compiled graphs."""
@@ -137,6 +134,12 @@ class CompiledGraph(Unpicklable):
                 raise InputError("state has no size yet", where=name, expected="a run before")
             self._allocate_states(self._current[0] if self._current else None)
         return self._states.buffers[name]
+
+    def share_arenas(self) -> CompiledGraph:
+        """Let a new variant use memory that an earlier one has touched. What slots hold is lost by
+        other variants' runs, and so is what phases left."""
+        self._variants.share_arenas = True
+        return self
 
     def warm(self, sizes: Mapping[str, int] | None = None, /, **named: int) -> CompiledGraph:
         """Compile the variant of these open sizes now, not with the first run."""
@@ -322,10 +325,8 @@ class CompiledGraph(Unpicklable):
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
         """Run with the least overhead: inputs by position, None for one already in its arena slot.
-
         Nothing is returned: outputs are in the arena, at the offsets of `manifest`; see `slot`.
-        Element types and shapes are not checked.
-        """
+        Element types and shapes are not checked."""
         with self._lock:
             self._phase_runs = None
             executable, dims = self._current_variant()

@@ -131,7 +131,7 @@ def users_manifest(manifest: BindingManifest, provider: VariantProvider) -> Bind
 
 
 _MAX_SHAPES = 1024
-_MAX_VARIANTS = 64  # each has its own arena
+_MAX_VARIANTS = 64  # each may have an arena of its own
 
 
 class DispatchEntry(NamedTuple):
@@ -157,6 +157,7 @@ class VariantCache:
         # by the shapes and sizes of a run
         self.dispatch_cache: dict[tuple[Any, ...], DispatchEntry] = {}
         self.attached: dict[Executable, tuple[int, int]] = {}  # versions of params and states
+        self.share_arenas = False  # whether a variant may use the arena of another
 
     def dispatch(
         self, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[str, int] | None,
@@ -197,10 +198,18 @@ class VariantCache:
             found = self._only() if callable(self._only) else self._only
         if found is None:
             found = self._template.specialize(dict(key))
+            self._find_arena(found)
         self._executables[key] = found
         if len(self._executables) > _MAX_VARIANTS:
             self._evict(self._executables.pop(next(iter(self._executables))))
         return found
+
+    def _find_arena(self, new: Executable) -> None:
+        """Let a new variant use the smallest arena that is large enough, its pages touched."""
+        if self.share_arenas:
+            large = [e for e in self._executables.values() if e.arena.nbytes >= new.arena.nbytes]
+            if large:
+                new.share_arena(min(large, key=lambda e: e.arena.nbytes))
 
     def __len__(self) -> int:
         return len(self._executables)

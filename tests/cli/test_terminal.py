@@ -204,3 +204,14 @@ def test_a_first_start_shows_what_it_does(tiny: Path, own_cache: Path) -> None:
     with terminal("run", str(tiny), "Hi", "--max-tokens", "2", COLUMNS="100") as screen:
         screen.expect(r"compiling \d+ of \d+ kernels")
         assert screen.leave() == 0
+
+
+def test_fine_tuning_draws_its_losses(tiny: Path, own_cache: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "one two three"}\n' * 4)
+    run = ("finetune", str(tiny), str(data), "--steps", "6", "--context", "32", "--live")
+    with terminal(*run, "--out", str(tmp_path / "tuned")) as screen:
+        screen.expect("[\u2801-\u28ff]")  # braille with a dot
+        screen.expect("training.* 6/6 loss")
+        screen.expect("6 steps, ")
+        assert screen.leave() == 0

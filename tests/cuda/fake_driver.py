@@ -276,7 +276,7 @@ class FakeDriver:
         fine = fine and box[0] % 8 == 0 and (modes[1] == 0 or box[0] == 64)  # mode, permutation
         if not fine or rank != 2 or min(rows, columns) < 1 or box[1] > 256:
             return 1
-        numbers = (address.value, rows, columns, strides[0], box[1], box[0])
+        numbers = (address.value, rows, columns, strides[0], box[1], box[0], modes[1] != 0)
         whole = (ctypes.c_longlong * 16)(*numbers)
         ctypes.memmove(out.value, whole, 128)
         return 0

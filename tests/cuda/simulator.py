@@ -355,13 +355,12 @@ class Simulated(BlockFunction):
     ) -> None:
         for t in np.flatnonzero(self.active):
             to, place = (int(data_of(v)[t] + self.own[t]) for v in (address, mbarrier))
-            tile = mapped_tile(
+            tile, is_permuted = mapped_tile(
                 int(data_of(tensor_map)[t]), int(data_of(row)[t]), int(data_of(column)[t]),
                 self.inside,
             )  # fmt: skip
             assert 2 * int(data_of(column)[t]) % 16 == 0, "a tile does not begin at 16 bytes"
             assert tile.shape[1] % 16 == 0 and tile.shape[0] <= 256, "no such tile"
-            is_permuted = tile.shape[1] == 128
             at = data_of(address).astype(np.int64)
             self._check_shared(at, 1, 1024 if is_permuted else 128)
             linear = int(data_of(address)[t]) + np.arange(tile.size)
@@ -480,6 +479,11 @@ class Simulated(BlockFunction):
 
     def wait_for_previous(self) -> None:
         self.waits |= self.active
+
+    def fetch(self, address: Value, count: int) -> None:
+        starts = data_of(address)[self.active]
+        assert count % 16 == 0 and (starts % 16 == 0).all(), "not aligned"
+        self.inside(starts, count)
 
     def let_next_start(self) -> None:
         pass
@@ -605,30 +609,14 @@ class Simulated(BlockFunction):
             result.append(self.make(found + data_of(value), f32))
         return list(result)
 
-    def multiply_bytes(
-        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
-    ) -> list[Value]:
-        self._require_warps()
-        warps, lanes = self.count // WARP, np.arange(WARP)
-        row, column = lanes // 4, lanes % 4 * 4
-
-        def bytes_of(value: Value) -> Any:
-            raw = np.ascontiguousarray(data_of(value)).view(np.int8)
-            return raw.astype(np.int64).reshape(warps, WARP, 4)
-
-        left, right = np.zeros((2, warps, 16, 32), np.int64)
-        right = right[:, :8]
-        for k in range(4):
-            for i, value in enumerate(a):
-                left[:, row + 8 * (i % 2), column + k + 16 * (i // 2)] = bytes_of(value)[:, :, k]
-            for i, value in enumerate(b):
-                right[:, row, column + k + 16 * i] = bytes_of(value)[:, :, k]
-        product = left @ right.transpose(0, 2, 1)
-        column = lanes % 4 * 2
-        return [
-            self.make(product[:, row + 8 * (i // 2), column + i % 2].reshape(-1) + data_of(v), i32)
-            for i, v in enumerate(c)
-        ]
+    def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
+        left, right = (
+            np.ascontiguousarray(data_of(v)).view(np.int8).reshape(-1, 4).astype(np.int64)
+            for v in (a, b)
+        )
+        whole = (left * right).sum(1) + data_of(c)
+        assert (np.abs(whole[self.active]) < 1 << 31).all(), "the sum has too many bits"
+        return self.make(whole, i32)
 
     def largest_of_warp(self, value: Value) -> SimValue:
         self._require_warps()
@@ -766,10 +754,11 @@ def _binary(op: str, type_: Type, x: Any, y: Any) -> Any:
     return simple[op](x, y)
 
 
-def mapped_tile(address: int, row: int, column: int, inside: Inside) -> Any:
-    """The bytes of a tile by a tensor map as the fake driver writes it: 0 outside the matrix."""
-    numbers = np.asarray(_Memory(address, 48)).view(np.int64).tolist()
-    start, rows, columns, stride, box, across = numbers
+def mapped_tile(address: int, row: int, column: int, inside: Inside) -> tuple[Any, bool]:
+    """The bytes of a tile by a tensor map as the fake driver writes it, 0 outside the matrix, and
+    whether it is permuted."""
+    numbers = np.asarray(_Memory(address, 56)).view(np.int64).tolist()
+    start, rows, columns, stride, box, across, is_permuted = numbers
     assert row >= 0 and column >= 0
     tile = np.zeros((box, 2 * across), np.uint8)
     used = min(box, rows - row)
@@ -779,7 +768,7 @@ def mapped_tile(address: int, row: int, column: int, inside: Inside) -> Any:
         inside(places, width)
         memory, low = bytes_at(places, width)
         tile[:used, :width] = memory[(places - low)[:, None] + np.arange(width)]
-    return tile
+    return tile, bool(is_permuted)
 
 
 class Together:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +27,7 @@ from rlx.backends.cuda import lower_program
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.builder import target_for
 from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
+from rlx.backends.cuda.kernels.persistent.layer_args import KEYS, OTHER_DOWN, OTHER_V, VALUES
 from rlx.backends.cuda.kernels.persistent.plan import persist
 from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
 from rlx.backends.cuda.kernels.qgemm.row_planes import decoded, split_blocks
@@ -47,6 +48,11 @@ WIDE = DenseShape(1, 512, 2, 1, 128, 1536, 64, 128, 8, 1e-6, 1e-5, 0.09, True, "
 
 def packed(shape: DenseShape, scheme: str) -> DenseShape:
     return replace(shape, schemes=(scheme,) * 5)
+
+
+def mixed(shape: DenseShape, scheme: str, v: str, down: str) -> DenseShape:
+    """With v and down of other types in some layers, and the head of that of down."""
+    return replace(packed(shape, scheme), schemes=(*(scheme,) * 4, down), others=(v, down))
 
 
 class Divided(DenseShape):
@@ -81,6 +87,13 @@ class Memory:
         assert (number >= 0).all() and (addresses + size <= ends[number]).all(), "outside"
 
 
+class Layer(NamedTuple):
+    matrices: list[Any]  # q k v (or q k), out, gate, up, down
+    v: Any  # of a type of its own
+    rest: list[Any]  # gains and the KV cache
+    kinds: int
+
+
 class Model:
     """A random model, its args and what its layers should give."""
 
@@ -90,7 +103,7 @@ class Model:
         s, kv = shape, ml_dtypes.bfloat16 if shape.kv_name == "bf16" else np.float16
         angles = self.rng.random((s.context, s.head_dim // 2)).astype(np.float32)
         self.cos, self.sin = np.cos(angles), np.sin(angles)
-        self.layers = [self._layer(kv) for _ in range(s.layers)]
+        self.layers = [self._layer(kv, i) for i in range(s.layers)]
         self.gain, self.head = self._gain(s.hidden), self._matrix(s.vocab, s.hidden, s.schemes[4])
         self.x = self.rng.normal(size=s.hidden).astype(np.float32)
         place = self.memory.put
@@ -99,21 +112,27 @@ class Model:
         first += [head, place(self.cos), place(self.sin)]
         rest: list[int] = []
         for layer in self.layers:
-            for a, part in zip(layer, s.parts, strict=False):
+            for a, part in zip(self._matrices(layer), s.parts, strict=True):
                 rest += self._maps(a, part)
-            rest += [place(a) for a in layer[len(s.parts) :]]
+            rest += [*[place(a) for a in layer.rest], layer.kinds]
         self.logits, self._x = self.memory.arrays[1], self.memory.arrays[0]
         exchange = place(np.zeros(s.words, np.int32))
         self.exchange = self.memory.arrays[-1]
         self.args = np.array([*first, 0, exchange, *[0] * 5, *beside, *rest], np.int64)
         self.table = place(self.args)
         self.table_array = self.memory.arrays[-1]
-        self.caches = [(self._of(layer, 9), self._of(layer, 10)) for layer in range(s.layers)]
+        self.caches = [(self._of(i, KEYS), self._of(i, VALUES)) for i in range(s.layers)]
 
     def _of(self, layer: int, i: int) -> Any:
         s = self.shape
-        at = s.fixed_args + s.layer_args * layer + s.maps + i - len(s.parts)
+        at = s.fixed_args + s.layer_args * layer + s.maps + i
         return next(a for a in self.memory.arrays if a.ctypes.data == self.args[at])
+
+    def _matrices(self, layer: Layer) -> list[Any]:
+        """Those of the shape's parts; where there is none of a type, another in its place."""
+        qkv, *_, down = layer.matrices
+        others = [qkv if layer.v is None else layer.v] if self.shape.others[0] else []
+        return [*layer.matrices, *others, *([down] if self.shape.others[1] else [])]
 
     def _maps(self, matrix: Any, part: Part) -> list[int]:
         """Tensor maps as the fake driver writes them."""
@@ -122,15 +141,18 @@ class Model:
             columns //= 2
         start = self.memory.put(matrix)
         widths = [64, *(part.side_bytes(i) // 2 for i in range(len(part.weights.sides)))]
-        maps = [[start, rows, columns, 2 * columns, part.box_rows, width] for width in widths]
-        return [self.memory.put(np.array(numbers + [0] * 10, np.int64)) for numbers in maps]
+        maps = [
+            [start, rows, columns, 2 * columns, part.box_rows, width, i == 0]
+            for i, width in enumerate(widths)
+        ]
+        return [self.memory.put(np.array(numbers + [0] * 9, np.int64)) for numbers in maps]
 
     def _vary_scales(self, blocks: Any, scheme: str) -> None:
         """Blocks get scales of their own, from a half to the whole."""
         size = GGUF_SCHEMES[scheme].bytes_per_block
         flat = blocks.reshape(-1, size)
         factors = self.rng.uniform(0.5, 1.0, len(flat))
-        for at in (0,) if scheme == "Q8_0" else (0, 2):
+        for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(scheme, (0,)):
             scales = flat[:, at : at + 2].copy().view(np.float16)
             scales[:, 0] = scales[:, 0] * factors
             flat[:, at : at + 2] = scales.view(np.uint8)
@@ -145,29 +167,39 @@ class Model:
             return split_blocks(scheme, blocks)
         return (self.rng.normal(size=(n, k)) / np.sqrt(k)).astype(ml_dtypes.bfloat16)
 
-    def _layer(self, kv: Any) -> list[Any]:
+    def _layer(self, kv: Any, number: int) -> Layer:
+        """The first, third … layer has what others have of another type."""
         s = self.shape
+        v, down = s.others if number % 2 == 0 else ("", "")
         cache = [
             self.rng.normal(size=(s.kv_heads, s.context, s.head_dim)).astype(kv) for _ in range(2)
         ]
         heads = s.heads * s.head_dim
-        return [
-            self._matrix(s.qkv_rows, s.hidden, s.schemes[0]),
+        matrices = [
+            self._matrix(s.qk_rows if v else s.qkv_rows, s.hidden, s.schemes[0]),
             self._matrix(s.hidden, heads, s.schemes[1]),
             self._matrix(s.ffn, s.hidden, s.schemes[2]),
             self._matrix(s.ffn, s.hidden, s.schemes[2]),
-            self._matrix(s.hidden, s.ffn, s.schemes[3]), self._gain(s.hidden), self._gain(s.hidden),
-            self._gain(s.head_dim), self._gain(s.head_dim), *cache,
-        ]  # fmt: skip
+            self._matrix(s.hidden, s.ffn, down or s.schemes[3]),
+        ]
+        other = self._matrix(s.qkv_rows - s.qk_rows, s.hidden, v) if v else None
+        gains = [self._gain(n) for n in (s.hidden, s.hidden, s.head_dim, s.head_dim)]
+        kinds = OTHER_V * bool(v) | OTHER_DOWN * bool(down)
+        return Layer(matrices, other, [*gains, *cache], kinds)
 
     def expected(self, position: int) -> Any:
         """Logits, in f64, from the caches as they are; these get the new keys and values."""
         s = self.shape
         x = self._x.astype(np.float64)
         for number, layer in enumerate(self.layers):
-            matrices = [self._floats(a, part) for a, part in zip(layer, s.parts, strict=False)]
-            qkv, out, gate, up, down = matrices
-            gain, second, q_gain, k_gain, _, _ = (np.asarray(a, np.float64) for a in layer[5:])
+            parts = list(s.parts[:5])
+            if layer.kinds & OTHER_DOWN:
+                parts[4] = s.parts[-1]
+            pairs = zip(layer.matrices, parts, strict=True)
+            qkv, out, gate, up, down = (self._floats(a, part) for a, part in pairs)
+            if layer.v is not None:
+                qkv = np.concatenate([qkv, self._floats(layer.v, s.parts[5])])
+            gain, second, q_gain, k_gain, _, _ = (np.asarray(a, np.float64) for a in layer.rest)
             rows = qkv @ (_norm(x, s.eps) * gain)
             q, k, v = np.split(rows.reshape(-1, s.head_dim), [s.heads, s.heads + s.kv_heads])
             if s.has_head_norms:
@@ -197,10 +229,22 @@ class Model:
         c, s = self.cos[position].astype(np.float64), self.sin[position].astype(np.float64)
         return np.concatenate([low * c - high * s, high * c + low * s], axis=1)
 
-    def run(self, position: int, seed: int | None = None, early: bool = False) -> Any:
+    def embed(self, table: Any, token: Any, status: Any) -> None:
+        """Take rows of a table for x: 5 is the number of an error."""
+        memory = self.memory
+        memory.arrays += [token, status]
+        self.table_array[0] = token.ctypes.data
+        self.table_array[9:13] = memory.put(table), status.ctypes.data, 5, len(table)
+
+    def run(
+        self, position: int, seed: int | None = None, early: bool = False, table: str | None = None
+    ) -> Any:
+        """With a type of an embedding, x is a row of that."""
         self.table_array[6] = position
         self.logits[...] = np.nan
-        kernel, blocks = PersistentDecode(self.shape, early=early), self.shape.blocks
+        embeds = table is not None
+        kernel = PersistentDecode(self.shape, early=early, embeds=embeds, table=table or "")
+        blocks = self.shape.blocks
         if seed is None:
             run_kernel(kernel, blocks, self.table, self.memory.inside)
         else:
@@ -221,6 +265,9 @@ def _require_close(got: Any, want: Any) -> None:
 # eight columns of x for each thread: some of them are laid aside while it attends
 LONG = DenseShape(1, 4096, 4, 1, 128, 512, 32, 128, 8, 1e-6, 1e-5, 0.09, True)
 
+# 48 rows of q k v in each of 16 blocks: the last third of the eleventh is v
+UNEVEN = DenseShape(2, 1024, 4, 1, 128, 512, 32, 128, 16, 1e-6, 1e-5, 0.09, True)
+
 SHAPES = {
     "small": (SMALL, (0, 31, 65)),
     "large": (LARGE, (64, 511)),
@@ -231,6 +278,20 @@ SHAPES = {
     "Q4_K, long": (packed(LONG, "Q4_K"), (5,)),
     "Q8_0": (packed(SMALL, "Q8_0"), (0, 65)),
     "Q4_K": (packed(SMALL, "Q4_K"), (0, 65)),
+    "Q6_K": (packed(SMALL, "Q6_K"), (65,)),
+    "Q5_K": (packed(SMALL, "Q5_K"), (65,)),
+    "Q4_0": (packed(SMALL, "Q4_0"), (65,)),
+    "Q6_K, slot by slot": (packed(LARGE, "Q6_K"), (64,)),
+    "Q5_K, slot by slot": (packed(LARGE, "Q5_K"), (64,)),
+    "Q4_0, slot by slot": (packed(LARGE, "Q4_0"), (64,)),
+    "several types": (
+        replace(SMALL, schemes=("Q4_K", "Q5_K", "Q4_0", "Q6_K", "Q6_K")),
+        (65,),
+    ),
+    "Q6_K in some layers": (mixed(SMALL, "Q4_K", "Q6_K", "Q6_K"), (65,)),
+    "Q6_K in some, slot by slot": (mixed(LARGE, "Q4_K", "Q6_K", "Q5_K"), (64,)),
+    "a block with q, k and v": (mixed(UNEVEN, "Q4_K", "Q6_K", "Q6_K"), (5,)),
+    "scales of 128 bytes": (mixed(replace(UNEVEN, hidden=4096), "Q4_K", "Q6_K", "Q6_K"), (5,)),
     "Q8_0, slot by slot": (packed(LARGE, "Q8_0"), (64,)),
     "Q4_K, slot by slot": (packed(LARGE, "Q4_K"), (64,)),
 }
@@ -244,6 +305,25 @@ def test_a_token_is_that_of_the_reference(shape: DenseShape, positions: tuple[in
     for position in positions:
         want = model.expected(position)
         _require_close(model.run(position), want)
+
+
+@pytest.mark.parametrize("scheme", ["", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("hidden", [512, 2048])  # kept in registers, or read again
+def test_a_token_begins_with_its_row_of_the_embedding(scheme: str, hidden: int) -> None:
+    """And one outside of the embedding is reported."""
+    model = Model(replace(packed(SMALL, "Q8_0") if scheme else SMALL, layers=1, hidden=hidden))
+    table = model._matrix(40, hidden, scheme)
+    floats = decoded(scheme, table, hidden) if scheme else np.asarray(table, np.float32)
+    token, status = (np.array([n], np.int64) for n in (33, 0))
+    model.embed(table, token, status)
+    for i in (33, 0):
+        token[:], model._x[:] = i, floats[i]
+        want = model.expected(7)
+        _require_close(model.run(7, table=scheme), want)
+    assert status[0] == 0
+    token[:] = 40
+    model.run(7, table=scheme)
+    assert status[0] == 5
 
 
 @pytest.mark.parametrize(
@@ -284,12 +364,17 @@ LARGEST = replace(SMALLEST, layers=36, hidden=4096, heads=32, ffn=12288)
         pytest.param(packed(SMALLEST, "Q4_K"), id="0.6B Q4_K"),
         pytest.param(LARGEST, id="8B"),
         pytest.param(packed(LARGEST, "Q4_K"), id="8B Q4_K"),
+        pytest.param(mixed(SMALLEST, "Q4_K", "Q6_K", "Q6_K"), id="0.6B Q4_K_M"),
+        pytest.param(mixed(LARGEST, "Q4_K", "Q6_K", "Q6_K"), id="8B Q4_K_M"),
+        pytest.param(mixed(SMALLEST, "Q5_K", "Q6_K", "Q6_K"), id="0.6B Q5_K_M"),
+        pytest.param(mixed(LARGEST, "Q5_K", "Q6_K", "Q6_K"), id="8B Q5_K_M"),
+        pytest.param(packed(LARGEST, "Q6_K"), id="8B Q6_K"),
     ],
 )
 def test_the_kernel_does_not_spill(shape: DenseShape) -> None:
     """Of the shapes of Qwen3-0.6B and 8B."""
     module = GpuModule(target_for((9, 0)))
-    PersistentDecode(shape, embeds=not shape.is_packed).emit(module)
+    PersistentDecode(shape, embeds=True, table=shape.schemes[4]).emit(module)
     ptx = Unit(module.text(), module.target).assembly()
     done = subprocess.run(
         ["ptxas", "-arch=sm_90a", "-v", "-o", "/dev/null", "-"],
@@ -338,7 +423,7 @@ def test_shapes_that_do_not_suit_are_refused(change: dict[str, int], reason: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["BF16", "Q4_K"])
+@pytest.mark.parametrize("kind", ["BF16", "Q4_K", "Q4_K_M"])
 def test_a_model_gives_the_same_tokens(
     kind: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -308,6 +308,28 @@ def test_a_cache_is_a_state() -> None:
     close(model.state("keys"), module.keys)
 
 
+def test_a_size_that_the_exporter_leaves_open_and_that_is_a_number() -> None:
+    """Rows put into a cache are as long as its own, which PyTorch's exporter does not say."""
+
+    class Put(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(1, 8, 4))
+
+        def forward(self, x: Any, position: Any) -> Any:
+            self.keys[:, position] = x
+            return self.keys.sum(1)
+
+    model, total = rlx.from_torch(Put(), torch.ones(1, 1, 4), torch.tensor([0])), 0.0
+    for i in range(3):
+        x = torch.randn(1, 1, 4)
+        total = total + x[0]
+        close(model(x, torch.tensor([i])), total)
+    assert "[1, 1, 4] f32" in model.inspect()
+    with pytest.raises(rlx.RlxError):
+        model(torch.ones(1, 1, 5), torch.tensor([0]))
+
+
 def test_trees_of_arguments_and_results() -> None:
     class Tree(nn.Module):
         def forward(self, batch: dict[str, Any], *, scale: Any) -> dict[str, Any]:

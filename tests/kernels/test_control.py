@@ -25,6 +25,7 @@ from rlx.backends.cpu.kernels.control import (
 )
 from rlx.backends.cpu.kernels.spec import unit_of
 from rlx.backends.cpu.thread_pool import get_thread_pool
+from rlx.errors import InputError
 from rlx.ir.graph import Graph
 from rlx.ir.ops.control import make_body
 from rlx.ir.ops.custom import custom_op
@@ -144,14 +145,14 @@ def test_a_body_without_steps():
 # -- while_loop -------------------------------------------------------------------------------
 
 
-def halving(limit: int = 0) -> Graph:
+def halving(limit: int = 0, must_end: bool = False) -> Graph:
     """Halve x while its sum is above a bound, counting."""
     g = Graph("halving")
     x, n, bound = g.input("x", [17]), g.input("n", [], "i32"), g.input("bound", [])
     shapes = [x.shape, n.shape, bound.shape]
     g.set_outputs(
         *g.while_loop(
-            x, n, bound, n_carry=2, max_iterations=limit,
+            x, n, bound, n_carry=2, max_iterations=limit, must_end=must_end,
             condition=make_body(lambda b, x, n, bound: b.gt(b.sum(x), bound), *shapes),
             body=make_body(lambda b, x, n, bound: [x * 0.5, n + 1], *shapes),
         )
@@ -168,6 +169,22 @@ def test_while_loop(rounds, limit):
     got, count = reference(halving(limit), inputs)
     assert count == 10 + done and got[3] == 0.5**done
     same(halving(limit), inputs, tolerance=0)
+
+
+def test_a_loop_that_must_end():
+    x, limit = np.full(17, 1.0, np.float32), 4
+    graph = halving(limit, must_end=True)
+    for rounds in (0, 1, limit):
+        bound = np.float32(17 / 2.0**rounds + 1e-3)
+        same(graph, {"x": x, "n": np.array(10, np.int32), "bound": bound}, tolerance=0)
+    longer = {"x": x, "n": np.array(10, np.int32), "bound": np.float32(17 / 2.0**5 + 1e-3)}
+    with pytest.raises(InputError, match="does not end"):
+        reference(graph, longer)
+    f = rlx.Session("cpu").compile(graph)
+    for _ in range(2):  # a program that raised runs again
+        with pytest.raises(InputError, match="does not end"):
+            f.run(longer)
+        assert f.run(longer | {"bound": np.float32(99)})[1] == 10
 
 
 def test_a_loop_longer_than_the_patience_of_python():

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlx.backends.base import (
     Buffers,
+    Executable,
     KernelExecutable,
     OtherArrays,
     PlanInfo,
@@ -109,7 +110,8 @@ class CpuExecutable(KernelExecutable):
         self._overrides: dict[str, Kernel] = {}  # alive while the program points into them
         self._inputs = [e.name for e in manifest.inputs]
         self._outputs = [e.name for e in manifest.outputs]
-        self._abandoned: AsideRun | None = None  # a run that was interrupted and goes on
+        # of those that share the arena, the one whose run was interrupted and goes on
+        self._abandoned: list[tuple[CpuExecutable, AsideRun]] = []
         self._long = self._long_check()
         if self._does_little():
             linked.program.use_workers(1)
@@ -152,8 +154,14 @@ class CpuExecutable(KernelExecutable):
         keys = [(role, name) for name in names]
         return [(self._externals.get(key, -1), self._addresses[key]) for key in keys]
 
+    def share_arena(self, other: Executable) -> None:
+        assert isinstance(other, CpuExecutable) and other.arena.nbytes >= self.arena.nbytes
+        self.linked.use_arena(other.linked.arena)
+        self.arena, self._abandoned = other.arena, other._abandoned
+        self._find_slots()
+
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
-        if self._abandoned is not None:
+        if self._abandoned:
             self._settle()
         needed: dict[str, Buffer] = {}
         for entry, buffer in self.attachments_of(params, states):
@@ -195,7 +203,7 @@ class CpuExecutable(KernelExecutable):
 
         def call_other(arrays: Sequence[Any]) -> tuple[Any, ...]:
             assert other is not None
-            if self.recorder is not None or self._abandoned is not None:
+            if self.recorder is not None or self._abandoned:
                 made = call([other.to_numpy(a) for a in arrays])
                 return tuple([other.from_numpy(a) for a in made])
             results = start(arrays, dynamic, _same, other.address)
@@ -205,7 +213,7 @@ class CpuExecutable(KernelExecutable):
             return results
 
         def call(arrays: Sequence[Array]) -> tuple[Array, ...]:
-            if self.recorder is not None or self._abandoned is not None:
+            if self.recorder is not None or self._abandoned:
                 given = [HostBuffer(contiguous(arrays[i])) for i in order]
                 results = tuple([make() for make in makers])
                 self.run(given, [HostBuffer(a) for a in results], sizes)
@@ -243,10 +251,11 @@ class CpuExecutable(KernelExecutable):
         def call(_: Any = used) -> None:
             self.pool.run(program, first, last)
 
-        self._abandoned = run = AsideRun(call)  # until it is over
+        run = AsideRun(call)
+        self._abandoned.append((self, run))  # until it is over
         try:
             run.run()
-            self._abandoned = None
+            self._abandoned.clear()
         except BaseException:
             if not run.done:
                 self.pool.abandon(program, True)
@@ -254,10 +263,11 @@ class CpuExecutable(KernelExecutable):
 
     def _settle(self) -> None:
         """Wait for a run that was interrupted: it still reads args and writes to the arena."""
-        assert self._abandoned is not None
-        self._abandoned.wait()
-        self._abandoned, self._status[0] = None, 0
-        self.pool.abandon(self.linked.program, False)
+        executable, run = self._abandoned[0]
+        run.wait()
+        self._abandoned.clear()
+        executable._status[0] = 0
+        self.pool.abandon(executable.linked.program, False)
 
     def _launches(self, span: Span | None) -> tuple[int, int | None]:
         if span is None:
@@ -267,7 +277,7 @@ class CpuExecutable(KernelExecutable):
 
     def _begin(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
         """Check the sizes and compute the dynamic args of this run."""
-        if self._abandoned is not None:
+        if self._abandoned:
             self._settle()
         addresses = self._external_addresses
         for args, buffers in ((self._input_args, inputs), (self._output_args, outputs)):
@@ -290,7 +300,7 @@ class CpuExecutable(KernelExecutable):
         self._fill(row, self._external_addresses, *dims)
 
     def run_loop(self, header: int) -> None:
-        if self._abandoned is not None:
+        if self._abandoned:
             self._settle()
         self.pool.run_loop(self.linked.program, header)
         if self._status[0]:

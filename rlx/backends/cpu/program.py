@@ -221,6 +221,13 @@ class LinkedProgram:
     status: Array
     addresses: list[int]  # of the relocation bases
 
+    def use_arena(self, arena: Array) -> None:
+        """Move to another arena. Externals are attached later."""
+        self.arena, self.addresses[ARENA] = arena, address_of(arena)
+        addresses = np.array(self.addresses, np.int64)
+        args = addresses[self.relocatable.bases] + self.relocatable.addends
+        self.program.args[: len(args)] = args
+
     def externals(self) -> list[External]:
         """The externals of dynamic args, in the order in which `fill` takes their addresses."""
         used = [arg.external for arg in self.relocatable.dynamic_args]

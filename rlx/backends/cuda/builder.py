@@ -133,6 +133,10 @@ class BlockFunction(KernelFunction):
         no kernel writes may be read before."""
         raise NotImplementedError
 
+    def fetch(self, address: Value, count: int) -> None:
+        """Ask for so many bytes of global memory, a multiple of 16, for loads that come later."""
+        raise NotImplementedError
+
     def let_next_start(self) -> None:
         """The kernel behind may start now, up to its `wait_for_previous`."""
         raise NotImplementedError
@@ -287,12 +291,8 @@ class BlockFunction(KernelFunction):
         `load_matrices` has them (b transposed); c is f32."""
         raise NotImplementedError
 
-    def multiply_bytes(
-        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
-    ) -> list[Value]:
-        """a [16 32] · b [32 8] + c [16 8] of integers by a warp. Of each row of a and column of b,
-        lane % 4 has bytes 4 i to 4 i + 3 and those 16 further: a is the first four of rows lane / 4
-        and lane / 4 + 8, then the others; c is i32, as for `multiply`."""
+    def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
+        """c plus the products of the four bytes of a and b, which have signs."""
         raise NotImplementedError
 
     def largest_of_warp(self, value: Value) -> Value:

@@ -320,16 +320,17 @@ def launch(stream: Stream, function: c_void_p, how: Launch, arguments: Sequence[
 
 
 def encode_tensor_map(
-    address: int, is_bf16: bool, rows: int, columns: int, stride: int, box: int, width: int
-) -> bytes:
+    address: int, is_bf16: bool, rows: int, columns: int, stride: int, box: int, width: int,
+    permuted: bool,
+) -> bytes:  # fmt: skip
     """The tensor map of a matrix of 16-bit numbers at an address: tiles are `box` rows of `width`
-    numbers; those of 64 are permuted. `stride` is in bytes."""
+    numbers, permuted or row by row. `stride` is in bytes."""
     room = (c_ulonglong * 24)()
     place = -(-ctypes.addressof(room) // 64) * 64
     call(
         "cuTensorMapEncodeTiled", c_void_p(place), 9 if is_bf16 else 6, 2, c_void_p(address),
         (c_ulonglong * 2)(columns, rows), (c_ulonglong * 1)(stride), (c_uint * 2)(width, box),
-        (c_uint * 2)(1, 1), 0, _SWIZZLE_128 if 2 * width == 128 else 0, _PROMOTE_128, 0,
+        (c_uint * 2)(1, 1), 0, _SWIZZLE_128 if permuted else 0, _PROMOTE_128, 0,
     )  # fmt: skip
     return ctypes.string_at(place, MAP_BYTES)
 

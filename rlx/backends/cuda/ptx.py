@@ -122,6 +122,10 @@ class GpuFunction(ExchangeFunction):
         if self.overlaps and not self.is_part:
             self._asm("griddepcontrol.wait;", [], [])
 
+    def fetch(self, address: Value, count: int) -> None:
+        if generation(self.target.cpu) >= _OVERLAP:
+            self._asm(f"cp.async.bulk.prefetch.L2.global [$0], {count};", [], [address])
+
     def let_next_start(self) -> None:
         if self.overlaps and not self.is_part:
             self._asm("griddepcontrol.launch_dependents;", [], [])
@@ -279,14 +283,8 @@ class GpuFunction(ExchangeFunction):
         )
         return self._asm(text, ["f"] * 4, [*a, *b, *c], effect=False)
 
-    def multiply_bytes(
-        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
-    ) -> list[Value]:
-        text = (
-            "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, "
-            "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-        )
-        return self._asm(text, ["r"] * 4, [*a, *b, *c], effect=False)
+    def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
+        return self._asm("dp4a.s32.s32 $0, $1, $2, $3;", ["r"], [a, b, c], effect=False)[0]
 
     def largest_of_warp(self, value: Value) -> Value:
         text = "redux.sync.max.u32 $0, $1, 0xffffffff;"

@@ -51,7 +51,7 @@ class ExchangeFunction(BlockFunction):
                 found = found | (word.to(i32) ^ tag)
             return found & mask
 
-        most = self.patience // _CLOCKS_OF_A_POLL or 1 << 30
+        most = min(self.patience // _CLOCKS_OF_A_POLL or 1 << 30, (1 << 31) - 1)
 
         def again(_: Value, tries: Value, *__: Value) -> list[Value]:
             words = look()

@@ -25,7 +25,7 @@ from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.support.records import dataclass
 
-_FORMAT = 2
+_FORMAT = 3
 _TARGET, _PROGRAM, _ARGS, _CUBINS = "target", "program", "args", "cubins"
 
 
@@ -90,8 +90,8 @@ def write_program(
     about = (
         _FORMAT, tuple(launches), tuple(program.nodes), tuple(program.symbols),
         tuple(map(tuple, program.bounds_checks)), tuple(program.reports.items()),
-        tuple((base, where, offset, (m.element, m.rows, m.columns, m.stride, m.box, m.width))
-              for base, (where, offset, m) in program.maps.items()),
+        tuple((base, where, offset, (m.element, m.rows, m.columns, m.stride, m.box, m.width,
+               m.permuted)) for base, (where, offset, m) in program.maps.items()),
         tuple(program.starts), tuple(program.bases), tuple(program.dynamic), tuple(program.orders),
         program.can_repeat,
         tuple((base, Data(array)) for base, array in program.constants.items()),

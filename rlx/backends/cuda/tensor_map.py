@@ -27,7 +27,7 @@ _MOST = 4096  # maps that are kept, of buffers that change with each run
 @dataclass(frozen=True)
 class Matrix:
     """A matrix of 16-bit numbers; rows are `stride` numbers apart. Tiles have `box` rows of `width`
-    numbers. Those of 64 are permuted as `multiply_group` wants them, others lie row by row."""
+    numbers; they are permuted as `multiply_group` wants them, or lie row by row."""
 
     element: DType
     rows: int
@@ -35,6 +35,7 @@ class Matrix:
     stride: int
     box: int
     width: int = TILE_COLUMNS
+    permuted: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ class MapStore:
         assert isinstance(room, DeviceBuffer)
         place = int(room.handle) + room.offset + number % _TOGETHER * MAP_BYTES
         m = matrix
-        is_bf16, stride = m.element.name == "bf16", m.stride * m.element.bytes
-        encoded = encode_tensor_map(start, is_bf16, m.rows, m.columns, stride, m.box, m.width)
+        encoded = encode_tensor_map(
+            start, m.element.name == "bf16", m.rows, m.columns, m.stride * m.element.bytes, m.box,
+            m.width, m.permuted,
+        )  # fmt: skip
         self._allocator.queue_copy_in(place, encoded)
         self._known[matrix, start] = place
         return place

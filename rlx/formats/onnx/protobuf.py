@@ -18,7 +18,13 @@ from rlx.formats.onnx.graphs import (
     Reference,
     TensorKind,
 )
-from rlx.formats.onnx.tensors import MAX_RANK, TYPE_NAMES, ExternalFiles, Initializer
+from rlx.formats.onnx.tensors import (
+    MAX_RANK,
+    TYPE_NAMES,
+    ExternalFiles,
+    Initializer,
+    text_of,
+)
 from rlx.support.files import open_regular
 from rlx.support.optional import library
 
@@ -88,27 +94,27 @@ class _Parser:
             functions[key] = made
         self._require_no_cycles(functions)
         graph = self.graph(proto.graph, frozenset(), 0)
-        metadata = {p.key: p.value for p in proto.metadata_props}
-        producer = f"{proto.producer_name} {proto.producer_version}".strip()
+        metadata = {text_of(p.key): text_of(p.value) for p in proto.metadata_props}
+        producer = f"{text_of(proto.producer_name)} {text_of(proto.producer_version)}".strip()
         return OnnxFile(self.name, graph, opsets, functions, metadata, producer, proto.ir_version)
 
     def opsets(self, rows: Iterable[Any]) -> dict[str, int]:
         found: dict[str, int] = {}
         for row in rows:
-            domain = "" if row.domain == "ai.onnx" else row.domain
+            domain = _domain(row.domain)
             if not 0 < row.version < 2**31:
                 raise self.fault("not an opset version", row.version)
             found[domain] = max(row.version, found.get(domain, 0))
         return found or {"": 1}
 
     def function(self, proto: Any) -> OnnxFunction:
-        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        inputs, outputs = _texts(proto.input), _texts(proto.output)
         if len(set(inputs)) != len(inputs):
             raise self.fault("two inputs of one name", f"function {proto.name}")
         nodes, _ = self.nodes(proto.node, set(inputs), frozenset(), 1)
         defaults = dict(self.attributes(proto.attribute_proto, frozenset(), 1))
         return OnnxFunction(
-            proto.name, _domain(proto.domain), getattr(proto, "overload", ""), inputs, outputs,
+            text_of(proto.name), _domain(proto.domain), _overload(proto), inputs, outputs,
             nodes, defaults, self.opsets(proto.opset_import),
         )  # fmt: skip
 
@@ -139,9 +145,10 @@ class _Parser:
             raise self.fault("sparse tensors are not supported", proto.name)
         initializers: dict[str, Initializer] = {}
         for tensor in proto.initializer:
-            if not tensor.name or tensor.name in initializers:
-                raise self.fault("an initializer without a name of its own", repr(tensor.name))
-            initializers[tensor.name] = Initializer(tensor, self.files)
+            name = text_of(tensor.name)
+            if not name or name in initializers:
+                raise self.fault("an initializer without a name of its own", repr(name))
+            initializers[name] = Initializer(tensor, self.files)
         inputs = tuple([self.argument(p) for p in proto.input])
         names = [a.name for a in inputs]
         if len(set(names)) != len(names) or "" in names:
@@ -152,12 +159,12 @@ class _Parser:
         for node in nodes:
             local.update(node.outputs)
         wanted = [a.name for a in outputs]
-        self._require_defined(wanted, local | around, proto.name)
+        self._require_defined(wanted, local | around, text_of(proto.name))
         outer |= {n for n in wanted if n not in local}
         given = tuple([a for a in inputs if a.name not in initializers])
         types = {a.name: a.type for a in map(self.argument, proto.value_info)}
         return OnnxGraph(
-            proto.name, given if depth == 0 else inputs, outputs, nodes, initializers,
+            text_of(proto.name), given if depth == 0 else inputs, outputs, nodes, initializers,
             frozenset(outer), types,
         )  # fmt: skip
 
@@ -195,8 +202,8 @@ class _Parser:
 
     def node(self, proto: Any, around: frozenset[str], depth: int) -> OnnxNode:
         return OnnxNode(
-            proto.name, _domain(proto.domain), proto.op_type, getattr(proto, "overload", ""),
-            tuple(proto.input), tuple(proto.output),
+            text_of(proto.name), _domain(proto.domain), text_of(proto.op_type), _overload(proto),
+            _texts(proto.input), _texts(proto.output),
             dict(self.attributes(proto.attribute, around, depth)),
         )  # fmt: skip
 
@@ -205,9 +212,9 @@ class _Parser:
     ) -> Iterator[tuple[str, Any]]:
         for proto in protos:
             if proto.ref_attr_name:
-                yield proto.name, Reference(proto.ref_attr_name)
+                yield text_of(proto.name), Reference(text_of(proto.ref_attr_name))
             else:
-                yield proto.name, self.attribute(proto, around, depth)
+                yield text_of(proto.name), self.attribute(proto, around, depth)
 
     def attribute(self, proto: Any, around: frozenset[str], depth: int) -> Any:
         kind = proto.type
@@ -230,7 +237,7 @@ class _Parser:
     # -- types --------------------------------------------------------------------------------
 
     def argument(self, proto: Any) -> Argument:
-        return Argument(proto.name, self.kind(proto.type))
+        return Argument(text_of(proto.name), self.kind(proto.type))
 
     def kind(self, proto: Any, depth: int = 0) -> TensorKind:
         which = proto.WhichOneof("value")
@@ -254,7 +261,7 @@ class _Parser:
     def dim(self, proto: Any) -> int | str | None:
         which = proto.WhichOneof("value")
         if which == "dim_param":
-            return proto.dim_param or None
+            return text_of(proto.dim_param) or None
         if which is None or proto.dim_value < 0:
             return None
         if proto.dim_value >= 2**48:
@@ -266,8 +273,16 @@ _PLAIN = {1: "f", 2: "i", 3: "s"}
 _LISTS = {6: "floats", 7: "ints", 8: "strings"}
 
 
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
+def _texts(names: Iterable[str | bytes]) -> tuple[str, ...]:
+    return tuple([text_of(name) for name in names])
+
+
+def _overload(proto: Any) -> str:
+    return text_of(getattr(proto, "overload", ""))
+
+
+def _domain(name: str | bytes) -> str:
+    return "" if name == "ai.onnx" else text_of(name)
 
 
 def _bodies(node: OnnxNode) -> list[OnnxGraph]:

@@ -61,6 +61,11 @@ _FIELDS = {
 MAX_RANK = 64
 
 
+def text_of(name: str | bytes) -> str:
+    """A name; protobuf gives one that is no UTF-8 as bytes."""
+    return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
+
+
 class ExternalFiles:
     """The files beside a model that hold its large tensors, each mapped once."""
 
@@ -118,7 +123,7 @@ class Initializer:
     def __init__(self, proto: Any, files: ExternalFiles) -> None:
         self._proto, self._files = proto, files
         self.reading: Any = None  # what a user of the file made of it
-        self.name: str = proto.name
+        self.name = text_of(proto.name)
         if proto.data_type not in NUMPY_TYPES:
             raise FormatError(
                 "unknown element type of a tensor", where=self.name, got=proto.data_type,
@@ -163,7 +168,7 @@ class Initializer:
         return stored // 2 if proto.data_type in (14, 15) else stored
 
     def _external(self) -> Array:
-        entries = {e.key: e.value for e in self._proto.external_data}
+        entries = {text_of(e.key): text_of(e.value) for e in self._proto.external_data}
         return self._files.bytes_of(self.name, entries)
 
     def _from_bytes(self, data: Array) -> Array:

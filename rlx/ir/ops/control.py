@@ -30,6 +30,13 @@ def make_body(build: Callable[..., Any], *shapes: object, name: str = "body") ->
     return graph.set_outputs(build(graph, *inputs))
 
 
+def endless_loop(origin: object = None) -> InputError:
+    return InputError(
+        "a loop that does not end", where="while_loop", got="more iterations than max_iterations",
+        origin=origin, hint="where so many are right, raise that limit",
+    )  # fmt: skip
+
+
 def body_results(body: Body, operands: Sequence[Shape], what: str) -> tuple[Shape, ...]:
     """Output shapes of a subgraph, after checking its inputs against the operands."""
     graph = body.graph
@@ -110,13 +117,15 @@ class WhileLoop(Op):
     """Runs `body` on the loop-carried values while `condition` holds; returns the last ones.
 
     The first `n_carry` operands are loop-carried, the rest are loop-invariant operands of both
-    subgraphs. The loop also ends after `max_iterations` iterations, if that is not 0.
+    subgraphs. The loop also ends after `max_iterations` iterations, if that is not 0; `must_end`
+    makes it an error if the condition holds after these.
     """
 
     condition: Body
     body: Body
     n_carry: int
     max_iterations: int = 0
+    must_end: bool = False
 
     def check(self) -> None:
         if self.n_carry < 1:
@@ -126,6 +135,10 @@ class WhileLoop(Op):
         if self.max_iterations < 0:
             raise AttributeValueError(
                 "negative bound", where="while_loop.max_iterations", got=self.max_iterations
+            )
+        if self.must_end and not self.max_iterations:
+            raise AttributeValueError(
+                "a loop that must end has a bound", where="while_loop.max_iterations", got=0
             )
 
     def infer(self, *operands: Shape) -> tuple[Shape, ...]:
@@ -144,10 +157,12 @@ class WhileLoop(Op):
         condition, body = body_program(self.condition), body_program(self.body)
         done = 0
         while condition.call(*carried, *fixed)[0]:
+            if done and done == self.max_iterations:
+                if self.must_end:
+                    raise endless_loop()
+                break
             carried = body.call(*carried, *fixed)
             done += 1
-            if done == self.max_iterations:
-                break
         return tuple(carried)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:

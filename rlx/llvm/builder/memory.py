@@ -322,8 +322,28 @@ class ConvertOps(MemoryOps):
             value = self.widen_half(value)
         if not value.type.is_float or not target.is_int or target.lanes != value.type.lanes:
             unsuited(f"convert_saturating to {type_.name}", value.type)
+        if target.lanes > 1 and self.module.target.is_x86:
+            return self._clamped(value, target, signed)
         name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{target.suffix}.{value.type.suffix}"
         return self.intrinsic(name, target, value)
+
+    def _clamped(self, value: Value, target: Type, signed: bool) -> Value:
+        """The same of vectors on x86, where LLVM takes them apart into scalars."""
+        bits, mantissa = target.bits, 24 if value.type.scalar is f32 else 53
+        low = -(1 << bits - 1) if signed else 0
+        high = (1 << bits - signed) - 1
+        excess = max(high.bit_length() - mantissa, 0)
+        top = high >> excess << excess  # the largest float that is not above `high`
+        # of two numbers that are not ordered, the second: a NaN becomes `low`
+        inside = self.select(value > float(low), value, float(low))
+        inside = self.select(inside < float(top), inside, float(top))
+        wide = target if bits >= 32 else target.with_scalar(i32)
+        number = self._cast("fptoui" if not signed and bits >= 32 else "fptosi", inside, wide)
+        if excess:
+            number = self.select(value > float(top), high, number)
+        if low:
+            number = self.select(value.is_nan(), 0, number)
+        return number if wide is target else self.convert(number, target)
 
     def widen_half(self, value: Value) -> Value:
         """f16 or bf16 to f32, exactly."""

@@ -119,9 +119,7 @@ def _convert_real(f: Function, x: Value, source: DType, target: DType) -> Value:
 
 
 def _saturated(f: Function, x: Value, target: DType) -> Value:
-    result = x.type.with_scalar(memory_type(target))
-    kind = "si" if target.kind == "int" else "ui"
-    return f.intrinsic(f"llvm.fpto{kind}.sat.{result.suffix}.{x.type.suffix}", result, x)
+    return f.convert_saturating(x, memory_type(target), target.kind == "int")
 
 
 def lanes_for(nest: Nest, target: Target, columns: bool) -> int:

@@ -155,12 +155,15 @@ def gelu(node: Call, x: Array) -> Array:
 
 @op("HardSigmoid")
 def hard_sigmoid(node: Call, x: Array) -> Array:
-    return xp.clip(node.float("alpha", 0.2) * x + node.float("beta", 0.5), 0.0, 1.0)
+    slope, middle = node.float("alpha", 0.2), node.float("beta", 0.5)
+    if middle == 0.5 and abs(6 * slope - 1) < 1e-6:  # of MobileNet
+        return graph_op("hard_sigmoid", x)
+    return xp.clip(slope * x + middle, 0.0, 1.0)
 
 
 @op("HardSwish")
 def hard_swish(node: Call, x: Array) -> Array:
-    return x * xp.clip(x / 6.0 + 0.5, 0.0, 1.0)
+    return graph_op("hard_swish", x)
 
 
 @op("LeakyRelu")

@@ -20,7 +20,6 @@ from rlx.onnx.table import op
 from rlx.onnx.values import Known, NeedsValueError, elements_of, shape_of
 
 MOST_UNROLLED = 64
-MOST_ITERATIONS = 2**31
 MOST_NUMBERED = 2**20  # iterations whose numbers are an array
 
 
@@ -62,15 +61,19 @@ def if_(node: Call, condition: Any) -> Any:
 @op("Loop", raw=True)
 def loop(node: Call, most: Any | None, condition: Any | None, *state: Any) -> Any:
     body = node.graph("body")
-    count = _count(most)
-    if type(count) is int and count > MOST_ITERATIONS and _goes_on(body):
-        raise node.fault("a loop that does not end", got=count, expected=f"≤ {MOST_ITERATIONS}")
+    count, limit = _count(most), node.interpreter.max_iterations
+    if _begins(condition) and _goes_on(body) and (
+        most is None or (type(count) is int and count > limit)
+    ):  # fmt: skip
+        raise _endless(node)
     if node.traced:
         return _native(node, lambda: _traced_loop(node, body, most, condition, list(state)))
-    limit = MOST_ITERATIONS if most is None else int(elements_of(most).reshape(-1)[0])
+    most_rounds = limit + 1 if most is None else int(elements_of(most).reshape(-1)[0])
     going = condition is None or bool(elements_of(condition).reshape(-1)[0])
     carry, rows, i = list(state), [list[Any]() for _ in body.outputs[1 + len(state) :]], 0
-    while going and i < limit:
+    while going and i < most_rounds:
+        if i == limit:
+            raise _endless(node)
         found = node.run(body, np.asarray(i, np.int64), np.asarray(going), *carry)
         condition = np.reshape(elements_of(found[0]), -1)
         if condition.dtype != bool or condition.size != 1:
@@ -81,6 +84,19 @@ def loop(node: Call, most: Any | None, condition: Any | None, *state: Any) -> An
             row.append(elements_of(x))
         i += 1
     return (*carry, *[_stacked(body, len(carry), j, row) for j, row in enumerate(rows)])
+
+
+def _begins(condition: Any) -> bool:
+    """Whether the condition of a loop is known to hold at first."""
+    return condition is None or (
+        isinstance(condition, Known) and bool(condition.data.reshape(-1)[0])
+    )
+
+
+def _endless(node: Call) -> RlxError:
+    limit = f"at most {node.interpreter.max_iterations} iterations"
+    hint = "OnnxModel(…, max_iterations=…) allows more"
+    return node.fault("a loop that does not end", expected=limit, hint=hint)
 
 
 def _stacked(body: OnnxGraph, carried: int, number: int, rows: list[Any]) -> Any:
@@ -94,9 +110,7 @@ def _stacked(body: OnnxGraph, carried: int, number: int, rows: list[Any]) -> Any
 
 
 def _traced_loop(node: Call, body: OnnxGraph, most: Any, condition: Any, state: list[Any]) -> Any:
-    always = condition is None or (
-        isinstance(condition, Known) and bool(condition.data.reshape(-1)[0])
-    )
+    always = _begins(condition)
     if isinstance(condition, Known) and not always and not body.outputs[1 + len(state) :]:
         return tuple(state)
     count = _count(most)
@@ -190,7 +204,7 @@ def _while(node: Call, body: OnnxGraph, most: Any, condition: Any, state: list[A
         return i + 1, xp.reshape(found[0], ()), tuple(found[1:])
 
     start = (xp.asarray(np.asarray(0, np.int64)), first, _arrays(state))
-    return control_flow.while_loop(going, step, start)[2]
+    return control_flow.while_loop(going, step, start, node.interpreter.max_iterations)[2]
 
 
 # -- Scan -----------------------------------------------------------------------------------------

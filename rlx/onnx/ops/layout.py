@@ -174,10 +174,14 @@ def split(node: Call, x: Array, sizes: Any = None) -> tuple[Array, ...]:
     axis = node.int("axis", 0) % x.ndim
     given = node.ints("split", None) if sizes is None else size_list(sizes)
     if given is None:
-        count = node.int("num_outputs", node.num_outputs)
+        count = node.num_outputs
+        if node.int("num_outputs", count) != count:
+            raise node.fault("not the number of parts", got=node.int("num_outputs"), expected=count)
         size: Any = x.shape[axis]
         each = (size + (count - 1)) // count
         given = [each] * (count - 1) + [size - each * (count - 1)]
+    if len(given) != node.num_outputs:
+        raise node.fault("not the number of parts", got=len(given), expected=node.num_outputs)
     parts, start = [], 0
     for length in given:
         key: list[Any] = [slice(None)] * x.ndim
@@ -217,6 +221,10 @@ def padded(node: Call, x: Array, low: list[Any], high: list[Any], value: Any, mo
         for a, b, n in zip(low, high, x.shape, strict=True)
     ])  # fmt: skip
     if any(_negative(n) for n in (*low, *high)):
+        for a, b, n in zip(low, high, x.shape, strict=True):
+            taken = sum(-amount for amount in (a, b) if _negative(amount))
+            if isinstance(n, int) and taken > n:
+                raise node.fault("takes away more than there is", got=taken, expected=f"≤ {n}")
         x = x[key]
         low = [0 if _negative(n) else n for n in low]
         high = [0 if _negative(n) else n for n in high]

@@ -268,7 +268,7 @@ def _while_jvp(op: Any, g: Graph, inputs: Values, outputs: Values, tangents: Gra
     body.set_outputs([*found, *(filled[i] for i in carries)])
     pushed = lookup("while_loop")(
         condition=Body(test), body=Body(body), n_carry=op.n_carry + len(carries),
-        max_iterations=op.max_iterations,
+        max_iterations=op.max_iterations, must_end=op.must_end,
     )  # fmt: skip
     filled = instantiated(g, tangents, inputs)
     made = g.append_node(pushed, [

@@ -320,13 +320,12 @@ def relu6(low: Lowering, x: Value) -> Value:
 
 @aten("hardsigmoid.default")
 def hardsigmoid(low: Lowering, x: Value) -> Value:
-    """clamp(x + 3, 0, 6) / 6"""
-    return low.g.mul(low.g.clamp(low.g.add(x, 3.0), low=0.0, high=6.0), 1 / 6)
+    return low.g.hard_sigmoid(x)
 
 
 @aten("hardswish.default")
 def hardswish(low: Lowering, x: Value) -> Value:
-    return low.g.mul(x, hardsigmoid(low, x))
+    return low.g.hard_swish(x)
 
 
 @aten("mish.default")

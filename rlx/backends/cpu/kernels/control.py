@@ -27,8 +27,10 @@ from rlx.backends.cpu.lowering import (
     Context,
     KernelArg,
     KernelLaunch,
+    NodeNumber,
     Pointer,
     Scratch,
+    Status,
     lower_graph,
     lowers,
     reads_strided,
@@ -89,14 +91,19 @@ class LoopHeader(KernelSpec):
     The pointers are the slices, then for each double buffer where it is read and where written.
 
     A worker's cells are the iteration counter, then the addresses of the pointers.
+
+    Of a loop that `must_end`, two args stand before the parts: the status word, and what is
+    written there when the last iteration was not the last.
     """
+
+    must_end: bool = False
 
     def emit(self, m: Module) -> None:
         f = m.kernel(result=i64)
         cells = _own_cells(f)
         iterations, end, slices, buffers, updates = (f.arg(f["args"], i, i64) for i in range(2, 7))
         now = f.load(cells, i64)
-        pointers, entry = f.gep(cells, 8), f.gep(f["args"], 56)
+        pointers, entry = f.gep(cells, 8), f.gep(f["args"], 72 if self.must_end else 56)
         for i in f.range(0, slices):
             part = f.gep(entry, i, 16)
             f.store(f.load(part, i64) + f.load(part, i64, 8) * now, f.gep(pointers, i, 8))
@@ -108,6 +115,9 @@ class LoopHeader(KernelSpec):
         for i in f.range(0, updates):
             _update_arg(f, f.gep(entry, i, 24), pointers)
         f.store(now + 1, cells)
+        if self.must_end:
+            status, number = f.arg(f["args"], 7), f.arg(f["args"], 8, i64)
+            f.if_(now >= iterations, lambda: f.store(number, status))
         f.ret(f.select(now < iterations, f.i64(1), end))
 
 
@@ -382,14 +392,18 @@ class _Loop:
         updates: list[ArgUpdate],
         iterations: Dim,
         slices: Sequence[tuple[KernelArg, KernelArg]] = (),
+        must_end: bool = False,
     ) -> list[KernelLaunch]:
         """The launches of the loop around those of one iteration."""
         last = self._copy_results(updates)
         cells: list[KernelArg] = [Scratch(self.node), self.cell_bytes]
         preheader = KernelLaunch(LoopPreheader(), cells, bytes=16)
-        args = [*cells, iterations, len(inside) + 2, *self._header_args(slices, updates)]
+        counts, parts = self._header_args(slices, updates)
+        report: list[KernelArg] = [Status(), NodeNumber(self.node)] if must_end else []
+        args = [*cells, iterations, len(inside) + 2, *counts, *report, *parts]
+        header = _jump(LoopHeader(must_end), args)
         back = _jump(Branch(), [-len(inside) - 1], fence=True)
-        return [_first(preheader, self.node), _jump(LoopHeader(), args), *inside, back, last]
+        return [_first(preheader, self.node), header, *inside, back, last]
 
     def _copy_results(self, updates: list[ArgUpdate]) -> KernelLaunch:
         """Copy carried values to the results; most are there already, and cost nothing."""
@@ -407,8 +421,9 @@ class _Loop:
 
     def _header_args(
         self, slices: Sequence[tuple[KernelArg, KernelArg]], updates: Sequence[ArgUpdate]
-    ) -> list[KernelArg]:
-        args: list[KernelArg] = [len(slices), len(self.changed), len(updates)]
+    ) -> tuple[list[KernelArg], list[KernelArg]]:
+        """How many parts of each kind there are, and the parts."""
+        args: list[KernelArg] = []
         for part in slices:
             args += part
         for i in self.changed:
@@ -416,7 +431,7 @@ class _Loop:
             args += [Pointer(first), Pointer(last), Scratch(self.node, self.spare[i])]
         for update in updates:
             args += [ArgAddress(update.launch, update.index), update.pointer, update.offset]
-        return args
+        return [len(slices), len(self.changed), len(updates)], args
 
 
 def _loop_scratch(node: Node, target: Target, threads: int) -> int:
@@ -434,7 +449,9 @@ def lower_while(node: Node, ctx: Context) -> list[KernelLaunch]:
     leave = _jump(BranchIfFalse(), [flag, len(iteration) + 2])
     inside = [*test, leave, *iteration]
     updates = condition.updates + body.updates
-    return loop.launches(inside, updates, op.max_iterations or _FOREVER)
+    # one more, so that the condition decides after the last
+    most = op.max_iterations + 1 if op.must_end else op.max_iterations or _FOREVER
+    return loop.launches(inside, updates, most, must_end=op.must_end)
 
 
 @lowers("scan", scratch=_loop_scratch)

@@ -31,9 +31,11 @@ SIZES = [
 MICRO = [
     ("rows", ptr), ("row_stride", i64), ("count", i64), ("b", ptr), ("taps", i64), ("run", i64),
     ("tile", ptr), ("goes_on", i64), ("stops", i64), ("out", ptr), ("out_stride", i64),
-    ("bias", ptr), ("residual", ptr), ("tail", i64), ("ahead", ptr),
+    ("bias", ptr), ("residual", ptr), ("tail", i64), ("ahead", ptr), ("ahead_step", i64),
 ]  # fmt: skip
 _WIDE, _TALL = 6, 8  # pixels of a tile with four vectors, and with fewer
+_PIXELS_AHEAD = 8192  # bytes
+_FILLED = 8  # pixels whose pointers are computed together
 _L2_ROWS, _L2_PANEL = 256 << 10, 1024  # bytes of a block's pixels; terms of a chunk
 
 
@@ -111,7 +113,8 @@ class ChannelsLastGemm(KernelSpec):
         """Bytes each worker needs: zeros, the table, tiles that wait."""
         rows, line = self.tile(target), target.vector_bits // 8
         zeros = 0 if self.pointwise else -(-run * 4 // 64) * 64
-        table = 0 if self.pointwise else block * rows * taps * 8
+        whole = -(-rows // _FILLED) * _FILLED  # pointers are stored so many at a time
+        table = 0 if self.pointwise else (block * rows * taps + whole - rows) * 8
         unfinished = self.chunk(taps, run) != (taps, run)
         tiles = block * rows * self.width * line if unfinished else 0
         return zeros, -(-table // 64) * 64, tiles
@@ -183,7 +186,7 @@ class Emitter:
             f.store(border, f.gep(zeros, at))
         self.zeros = zeros
         self.table = f.gep(zeros, (o["run"] * 4 + 63) & -64)
-        entries = o["block"] * self.rows * self.taps * 8
+        entries = o["block"] * self.rows * self.taps * 8 + -self.rows % _FILLED * 8
         self.tiles = f.gep(self.table, (entries + 63) & -64)
 
     def more(self, column: Value) -> list[Value]:
@@ -202,38 +205,75 @@ class Emitter:
         for _ in f.when(key.ne(made)):
             f.call(
                 self.fill, f["args"], f.gep(o["x"], group * o["channels"], 4), self.zeros,
-                self.table, first * self.rows, count * self.rows,
+                self.table, first * self.rows, count,
             )  # fmt: skip
         return key
 
     def _emit_fill(self, m: Module) -> Function:
-        """void fill(ptr args, ptr x, ptr zeros, ptr table, i64 pixel, i64 count)"""
+        """void fill(ptr args, ptr x, ptr zeros, ptr table, i64 pixel, i64 tiles)
+
+        Pixels of a tile are the lanes of vectors, which go from tile to tile."""
         params = [("args", ptr), ("x", ptr), ("zeros", ptr), ("table", ptr)]
-        f = m.function("fill", [*params, ("pixel", i64), ("count", i64)], internal=True)
+        f = m.function("fill", [*params, ("pixel", i64), ("tiles", i64)], internal=True)
         o = Operands(f, self.spec.args, self.pointers)
         plane = o["out_height"] * o["out_width"]
-        last = o["batch"] * plane - 1
-        pitch = o["groups"] * o["channels"] * 4
-        taps = o["taps_y"] * o["taps_x"]
-        for at in f.range(0, f["count"]):
-            pixel = f.min(f["pixel"] + at, last)
-            image = pixel.udiv(plane)
-            inside = pixel - image * plane
-            y = inside.udiv(o["out_width"])
-            x = inside - y * o["out_width"]
-            top, left = y * o["stride_y"] + o["start_y"], x * o["stride_x"] + o["start_x"]
-            base = f.gep(f["x"], image * (o["height"] * o["width"]) * pitch)
-            tile = at.udiv(self.rows)
-            to = f.gep(f["table"], (tile * taps * self.rows + (at - tile * self.rows)) * 8)
-            for i in f.range(0, o["taps_y"]):
-                row = top + i * o["dilation_y"]
-                limit = f.select(row.ult(o["height"]), o["width"], 0)
-                line = f.gep(base, row * o["width"] * pitch)
-                for j in f.range(0, o["taps_x"]):
-                    column = left + j * o["dilation_x"]
-                    there = f.select(column.ult(limit), f.gep(line, column * pitch), f["zeros"])
-                    f.store(there, f.gep(to, (i * o["taps_x"] + j) * (self.rows * 8)))
+        image = f["pixel"].udiv(f.max(plane, 1))
+        inside = f["pixel"] - image * plane
+        y = inside.udiv(f.max(o["out_width"], 1))
+        lanes = vec(_FILLED, i64)
+        first = [f.splat(n, _FILLED) for n in (image, y, inside - y * o["out_width"])]
+        parts = range(0, self.rows, _FILLED)
+        places = f.carry(
+            [n for p in parts for n in (*first[:2], first[2] + f.iota(lanes, start=p))]
+        )
+        size = o["taps_y"] * o["taps_x"] * (self.rows * 8)
+        for t in places.range(0, f["tiles"]):
+            following: list[Value] = []
+            for n, p in enumerate(parts):
+                place = self._carried(f, o, places.values[3 * n : 3 * n + 3])
+                self._fill_lanes(f, o, place, f.gep(f["table"], t * size + p * 8))
+                following += [*place[:2], place[2] + f.splat(f.i64(self.rows), _FILLED)]
+            places.values = following
         return f
+
+    def _carried(self, f: Function, o: Operands, place: Sequence[Value]) -> list[Value]:
+        """Image, row and column, with columns beyond a row counted in the next one."""
+        width, height = f.splat(o["out_width"], _FILLED), f.splat(o["out_height"], _FILLED)
+        found = f.carry(place)
+        for _ in found.forever():
+            image, y, x = found.values
+            over = x >= width
+            found.break_unless(f.any(over))
+            y = y + over.to(i64, signed=False)
+            last = over & (y >= height)
+            found.values = [
+                image + last.to(i64, signed=False), f.select(last, y - height, y),
+                f.select(over, x - width, x),
+            ]  # fmt: skip
+        return found.values
+
+    def _fill_lanes(self, f: Function, o: Operands, place: Sequence[Value], to: Value) -> None:
+        """The pointers of some pixels under each tap; beyond the last pixel they are zeros."""
+
+        def splat(value: Value) -> Value:
+            return f.splat(value, _FILLED)
+
+        image, y, x = place
+        pitch = o["groups"] * o["channels"] * 4
+        line = o["width"] * pitch
+        top = y * splat(o["stride_y"]) + splat(o["start_y"])
+        left = x * splat(o["stride_x"]) + splat(o["start_x"])
+        base = image * splat(o["height"] * line) + top * splat(line) + left * splat(pitch)
+        base, zeros = base + splat(f["x"].bits(i64)), splat(f["zeros"].bits(i64))
+        exists = image < splat(o["batch"])
+        for i in f.range(0, o["taps_y"]):
+            down = i * o["dilation_y"]
+            here = exists & (top + splat(down)).ult(splat(o["height"]))
+            for j in f.range(0, o["taps_x"]):
+                right = j * o["dilation_x"]
+                there = here & (left + splat(right)).ult(splat(o["width"]))
+                pointers = f.select(there, base + splat(down * line + right * pitch), zeros)
+                f.store(pointers, f.gep(to, (i * o["taps_x"] + j) * (self.rows * 8)))
 
     def _panel(self, number: Value, first: Value, start: Value, stop: Value) -> None:
         """Tiles start … stop of a block, which begins at tile `first`, for one panel."""
@@ -281,6 +321,9 @@ class Emitter:
         tail = left - (vectors - 1) * self.lanes if masked else f.i64(0)
         bias = f.gep(o["bias"], column, 4) if spec.bias else f.null()
         x_pitch = o["groups"] * o["channels"] * 4
+        # the first panel reads the pixels from memory; where they are more than the weights, they
+        # are fetched ahead, not the next panel
+        streams = column.eq(0) & taps.eq(1) & run.eq(o["channels"]) & (self.pixels > o["columns"])
         for t in f.range(start, stop):
             pixel = (first + t) * rows
             count = f.min(self.pixels - pixel, rows)
@@ -294,10 +337,14 @@ class Emitter:
             tile = f.gep(self.tiles, t, rows * spec.width * self.line)
             part = (t - start) * self.line
             ahead = f.select(part < term_bytes, f.gep(following, part), weights)
+            step = f.i64(term_bytes)
+            if spec.pointwise:
+                ahead = f.select(streams, f.gep(source, _PIXELS_AHEAD), ahead)
+                step = f.select(streams, f.i64(4 * rows), step)
             given = [
                 source, x_pitch, count, weights, taps, run, tile, goes_on.to(i64, signed=False),
                 stops.to(i64, signed=False), out, pitch * spec.out_bytes, bias, residual, tail,
-                ahead, *self.more(column),
+                ahead, step, *self.more(column),
             ]  # fmt: skip
             for r in f.cases(padded(f, count, self.sizes), self.sizes):
                 f.call(self.micro[kind, r], *given)
@@ -375,11 +422,10 @@ class Micro:
     def _step(
         self, rows: Sequence[Value], k: Value, term: Value, sums: Sequence[Value]
     ) -> list[Value]:
-        """A term of the sums. Weights that come next are fetched meanwhile, a line of each term by
-        each of the first tiles."""
+        """A term of the sums. What comes next is fetched meanwhile: weights, a line of each term by
+        each of the first tiles, or pixels."""
         f = self.f
-        term_bytes = self.vectors * self.lanes * 4 * self.weight_words
-        f.prefetch(f.gep(f["ahead"], term, term_bytes), locality=2)
+        f.prefetch(f.gep(f["ahead"], term * f["ahead_step"]), locality=2)
         return self.rank_one(rows, k, term, sums)
 
     def rank_one(
@@ -404,6 +450,10 @@ class Micro:
         def store_row(r: int) -> None:
             out = f.gep(f["out"], f["out_stride"] * r)
             residual = f.gep(f["residual"], f["out_stride"] * r) if spec.residual else None
+            if residual is not None:
+                following = f.gep(residual, f["out_stride"] * (2 * self.rows))
+                for j in range(n):
+                    f.prefetch(following, j * self.type.bytes)
             for j in range(n):
                 value = sums[r * n + j]
                 if biases:

@@ -1,8 +1,9 @@
 """Depthwise convolution and pooling of images with channels last: vectors are along the channels.
 
-A worker takes output rows. Taps above and below the image are left out, and so are those beside
-it: only windows that reach over the left or right border are computed one at a time, all others
-several pixels together, so that a weight is loaded once for them.
+A tile is some pixels of a row and some vectors of channels. Each input pixel under it is loaded
+once for all windows that it is in, each weight once for all pixels. Taps above and below the image
+are left out; those beside it read a vector of what they would not change. Tiles of a few rows that
+lie below each other follow each other, so that the rows between them are still in the L1 cache.
 """
 
 from __future__ import annotations
@@ -16,14 +17,21 @@ from rlx.ir.dtype import DType, f32, u8
 from rlx.llvm.builder import Module, Value, i8, vec
 from rlx.llvm.builder import f32 as f32_type
 from rlx.llvm.nest.elements import activate
+from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 POINTERS = frozenset(["x", "filters", "out", "bias", "residual"])
 _SIZES = [
-    "batch", "channels", "height", "width", "out_height", "out_width", "stride_y", "stride_x",
-    "taps_y", "start_y", "start_x", "dilation_y",
+    "batch", "channels", "height", "width", "out_height", "out_width", "stride_y", "taps_y",
+    "start_y", "start_x",
 ]  # fmt: skip
-_PIXELS, _MOST_UNROLLED = 4, 8
+_SUMS, _MOST_UNROLLED = 8, 8  # sums of a tile; taps of a row
+_DOWN = 4  # rows whose tiles follow each other
+
+
+def tile_vectors(target: Target) -> int:
+    """Vectors of channels that a tile has."""
+    return 2 if target.num_vector_registers >= 32 else 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,10 @@ class ChannelsLastWindows(KernelSpec):
 
     kind: str
     taps_x: int
-    dilation_x: int
+    stride_x: int
+    dilation: tuple[int, int]
+    whole: bool  # whether there are as many channels as a tile has
+    rest: int  # vectors of the channels that are left, the last one masked
     bias: bool = False
     residual: bool = False
     activation: str = "none"
@@ -63,24 +74,34 @@ class _Emitter:
         self.o = Operands(self.f, spec.args, POINTERS)
         self.size = spec.dtype.bytes
         self.lanes = m.target.lanes(8 * self.size)
-        self.vectors = 2 if m.target.num_vector_registers >= 32 else 1
+        self.vectors = tile_vectors(m.target)
         self.type = vec(self.lanes, f32_type if spec.dtype is f32 else i8)
 
     def emit(self) -> None:
-        f, o = self.f, self.o
+        f, o, spec = self.f, self.o, self.spec
         self.pitch = o["channels"] * self.size
-        lo, hi = f.split(o["batch"] * o["out_height"])
-        for line in f.range(lo, hi):
-            image, y = line.udiv(o["out_height"]), line.urem(o["out_height"])
-            top = y * o["stride_y"] + o["start_y"]
-            self.low, self.high = self._inside(top, o["dilation_y"], o["taps_y"], o["height"])
-            first = image * o["height"] + top
-            self.rows = f.gep(o["x"], first * o["width"] * self.pitch)
-            self.out = f.gep(o["out"], line * o["out_width"] * self.pitch)
-            self.residual = self.out
-            if self.spec.residual:
-                self.residual = f.gep(o["residual"], line * o["out_width"] * self.pitch)
-            self._channels()
+        self.border = f.alloca(self.vectors * self.type.bytes)
+        for v in range(self.vectors):
+            f.store(f.const(self._start, self.type), self.border, v * self.type.bytes)
+        wide = self.vectors * self.lanes
+        tiles = o["channels"].udiv(wide)
+        groups = tiles + (1 if spec.rest else 0)  # of channels
+        bands = f.ceil_div(o["out_height"], _DOWN)
+        lo, hi = f.split(o["batch"] * bands * groups)
+        for band in f.range(lo.udiv(groups), (hi + groups - 1).udiv(groups)):
+            image = band.udiv(bands)
+            y = (band - image * bands) * _DOWN
+            lines = y, f.min(y + _DOWN, o["out_height"])
+            begin, end = f.max(lo - band * groups, 0), f.min(hi - band * groups, groups)
+            if spec.whole:
+                for group in f.range(begin, f.min(end, tiles)):
+                    self._band(image, lines, group * wide, self.vectors, None)
+            if spec.rest:
+                for _ in f.when(end > tiles):
+                    c = tiles * wide
+                    left = o["channels"] - c - (spec.rest - 1) * self.lanes
+                    mask = f.lane_mask(left, self.lanes)
+                    self._band(image, lines, c, spec.rest, mask)
 
     def _inside(
         self, first: Value, step: Value | int, taps: Value | int, size: Value
@@ -92,99 +113,122 @@ class _Emitter:
         high = (f.max(size - first, 0) + step - 1).udiv(step)
         return f.min(low, taps), f.min(high, taps)
 
-    def _channels(self) -> None:
-        """A row, some channels at a time."""
-        f, o = self.f, self.o
-        wide = self.vectors * self.lanes
-        whole = o["channels"] - o["channels"].urem(wide)
-        for c in f.range(0, whole, wide):
-            self._row(c, self.vectors, None)
-        for c in f.range(whole, o["channels"], self.lanes):
-            mask = f.lane_mask(o["channels"] - c, self.lanes)
-            self._row(c, 1, mask)
-
-    def _row(self, c: Value, vectors: int, mask: Value | None) -> None:
-        """Pixels before, inside and after those whose windows are inside the row."""
-        f, o, spec = self.f, self.o, self.spec
-        span = (spec.taps_x - 1) * spec.dilation_x
-        stride = o["stride_x"]
-        begin = f.min((f.max(-o["start_x"], 0) + stride - 1).udiv(stride), o["out_width"])
-        room = f.max(o["width"] - span - o["start_x"] + stride - 1, 0).udiv(stride)
-        end = f.max(f.min(room, o["out_width"]), begin)
-        together = begin + ((end - begin) & -_PIXELS)
-        for x in f.range(0, begin):
-            self._pixels(x, 1, c, vectors, mask, False)
-        for x in f.range(begin, together, _PIXELS):
-            self._pixels(x, _PIXELS, c, vectors, mask, True)
-        for x in f.range(together, end):
-            self._pixels(x, 1, c, vectors, mask, True)
-        for x in f.range(end, o["out_width"]):
-            self._pixels(x, 1, c, vectors, mask, False)
-
-    def _pixels(
-        self, x: Value, pixels: int, c: Value, vectors: int, mask: Value | None, inside: bool
+    def _band(
+        self, image: Value, lines: tuple[Value, Value], c: Value, vectors: int, mask: Value | None
     ) -> None:
-        """`pixels` outputs from x on, for the channels from c on."""
+        """Some rows of an image, for the channels from c on."""
         f, o, spec = self.f, self.o, self.spec
-        left = x * o["stride_x"] + o["start_x"]
-        low, high = f.i64(0), f.i64(spec.taps_x)
-        if not inside:
-            low, high = self._inside(left, spec.dilation_x, spec.taps_x, o["width"])
+        pixels = _SUMS // vectors
+        span = (pixels - 1) * spec.stride_x + (spec.taps_x - 1) * spec.dilation[1]
+        for x in f.range(0, o["out_width"], pixels):
+            left = x * spec.stride_x + o["start_x"]
+            inside = (left >= 0) & (left + span < o["width"]) & (x + pixels <= o["out_width"])
+            for is_inside in f.either(inside):
+                for y in f.range(*lines):
+                    self._begin_line(image, y)
+                    self._tile(x, left, pixels, c, vectors, mask, is_inside)
+
+    def _begin_line(self, image: Value, y: Value) -> None:
+        f, o = self.f, self.o
+        top = y * o["stride_y"] + o["start_y"]
+        self.low, self.high = self._inside(top, self.spec.dilation[0], o["taps_y"], o["height"])
+        first = image * o["height"] + top
+        self.rows = f.gep(o["x"], first * o["width"] * self.pitch)
+        place = (image * o["out_height"] + y) * o["out_width"] * self.pitch
+        self.out = f.gep(o["out"], place)
+        self.residual = f.gep(o["residual"], place) if self.spec.residual else self.out
+
+    def _tile(
+        self, x: Value, left: Value, pixels: int, c: Value, vectors: int, mask: Value | None,
+        inside: bool,
+    ) -> None:  # fmt: skip
+        f, o, spec = self.f, self.o, self.spec
         source = f.gep(self.rows, left * self.pitch + c * self.size)
-        step = o["stride_x"] * self.pitch
-        weights = f.gep(o["filters"], c, 4) if spec.kind == "depthwise" else f.null()
-        line, down = o["width"] * self.pitch, o["dilation_y"]
-        across = self.pitch * spec.dilation_x
+        weights = f.gep(o["filters"], c, 4) if spec.kind == "depthwise" else None
+        masks = [None] * (vectors - 1) + [mask]
         sums = f.carry([f.const(self._start, self.type)] * (pixels * vectors))
         for i in sums.range(self.low, self.high):
-            row = f.gep(source, i * down * line)
-            taps = f.gep(weights, i * spec.taps_x * self.pitch) if weights is not None else row
-            if inside and spec.taps_x <= _MOST_UNROLLED:
-                for j in range(spec.taps_x):
-                    at = f.gep(row, across * j), f.gep(taps, self.pitch * j)
-                    sums.values = self._tap(*at, step, pixels, vectors, mask, sums.values)
+            row = f.gep(source, i * spec.dilation[0] * (o["width"] * self.pitch))
+            taps = weights
+            if weights is not None:
+                taps = f.gep(weights, i * spec.taps_x * self.pitch)
+            if spec.taps_x <= _MOST_UNROLLED:
+                sums.values = self._tap_row(row, left, taps, pixels, masks, inside, sums.values)
             else:
                 inner = f.carry(sums.values)
-                for tap in inner.range(low, high):
-                    at = f.gep(row, across * tap), f.gep(taps, self.pitch * tap)
-                    inner.values = self._tap(*at, step, pixels, vectors, mask, inner.values)
+                for j in inner.range(0, spec.taps_x):
+                    at = left + j * spec.dilation[1]
+                    moved = f.gep(row, j * spec.dilation[1] * self.pitch)
+                    tap = None if taps is None else f.gep(taps, j * self.pitch)
+                    inner.values = self._tap_row(
+                        moved, at, tap, pixels, masks, inside, inner.values, 1
+                    )
                 sums.values = inner.values
-        number = (self.high - self.low) * (high - low)
         for p in range(pixels):
-            for v in range(vectors):
-                place = (x + p) * self.pitch + c * self.size + v * self.type.bytes
-                value = self._result(sums.values[p * vectors + v], number, c, v, place, mask)
-                if mask is None:
-                    f.store(value, f.gep(self.out, place))
-                else:
-                    f.masked_store(value, f.gep(self.out, place), mask)
+            if inside:
+                self._store(x, left, p, c, masks, sums.values)
+            else:
+                for _ in f.when(x + p < o["out_width"]):
+                    self._store(x, left, p, c, masks, sums.values)
+
+    def _tap_row(
+        self, row: Value, left: Value, weights: Value | None, pixels: int,
+        masks: Sequence[Value | None], inside: bool, sums: Sequence[Value], taps: int = 0,
+    ) -> list[Value]:  # fmt: skip
+        """A row of taps, in the order of the input pixels, which is that of the taps too."""
+        f, spec, found = self.f, self.spec, list(sums)
+        kernel = []
+        if weights is not None:
+            taps_at = [f.gep(weights, self.pitch * j) for j in range(taps or spec.taps_x)]
+            kernel = [[self._load(at, v, m) for v, m in enumerate(masks)] for at in taps_at]
+        users: dict[int, list[tuple[int, int]]] = {}  # of an input: pixel and tap
+        for p in range(pixels):
+            for j in range(taps or spec.taps_x):
+                users.setdefault(p * spec.stride_x + j * spec.dilation[1], []).append((p, j))
+        for n in sorted(users):
+            pixel = f.gep(row, self.pitch * n)
+            if not inside:
+                there = (left + n).ult(self.o["width"])
+                pixel = f.select(there, pixel, self.border)
+            for v, mask in enumerate(masks):
+                value = self._load(pixel, v, mask)
+                for p, j in users[n]:
+                    at = p * len(masks) + v
+                    found[at] = self._add(found[at], value, kernel[j][v] if kernel else None)
+        return found
+
+    def _add(self, total: Value, value: Value, weight: Value | None) -> Value:
+        f = self.f
+        if weight is not None:
+            return f.fma(value, weight, total)
+        if self.spec.kind == "max":
+            return (f.umax if self.spec.dtype is u8 else f.max)(total, value)
+        return total + value
+
+    def _store(
+        self, x: Value, left: Value, p: int, c: Value, masks: Sequence[Value | None],
+        sums: Sequence[Value],
+    ) -> None:  # fmt: skip
+        """The results of pixel p of a tile."""
+        f, o, spec = self.f, self.o, self.spec
+        number = f.i64(0)
+        if spec.kind == "inner":
+            at = left + p * spec.stride_x
+            low, high = self._inside(at, spec.dilation[1], spec.taps_x, o["width"])
+            number = (self.high - self.low) * (high - low)
+        place = (x + p) * self.pitch + c * self.size
+        for v, mask in enumerate(masks):
+            value = self._result(sums[p * len(masks) + v], number, c, v, place, mask)
+            if mask is None:
+                f.store(value, f.gep(self.out, place), v * self.type.bytes)
+            else:
+                f.masked_store(value, f.gep(self.out, place), mask, v * self.type.bytes)
 
     @property
     def _start(self) -> float:
         if self.spec.kind != "max":
             return 0.0
         return float("-inf") if self.spec.dtype is f32 else int(np.iinfo(self.spec.dtype.numpy).min)
-
-    def _tap(
-        self, x: Value, weights: Value, step: Value, pixels: int, vectors: int,
-        mask: Value | None, sums: Sequence[Value],
-    ) -> list[Value]:  # fmt: skip
-        f, found = self.f, []
-        kernel = []
-        if self.spec.kind == "depthwise":
-            kernel = [self._load(weights, v, mask) for v in range(vectors)]
-        for p in range(pixels):
-            pixel = f.gep(x, step * p)
-            for v in range(vectors):
-                value, total = self._load(pixel, v, mask), sums[p * vectors + v]
-                if kernel:
-                    found.append(f.fma(value, kernel[v], total))
-                elif self.spec.kind == "max":
-                    largest = f.umax if self.spec.dtype is u8 else f.max
-                    found.append(largest(total, value))
-                else:
-                    found.append(total + value)
-        return found
 
     def _result(
         self, value: Value, number: Value, c: Value, v: int, place: Value, mask: Value | None
@@ -198,7 +242,7 @@ class _Emitter:
         if spec.bias:
             value = value + self._load(f.gep(o["bias"], c, 4), v, mask)
         if spec.residual:
-            value = value + self._load(f.gep(self.residual, place), 0, mask)
+            value = value + self._load(f.gep(self.residual, place), v, mask)
         return activate(spec.activation, value)
 
     def _load(self, base: Value, v: int, mask: Value | None) -> Value:

@@ -165,6 +165,7 @@ class _Emitter:
             given = [
                 f.gep(x, t * row), row, n, b, f.i64(1), self.o["channels"], null, zero, zero,
                 f.gep(to, t * pitch), f.i64(pitch), null, null, zero, ahead,
+                f.i64(term_bytes),
             ]  # fmt: skip
             for r in f.cases(padded(f, n, self.sizes), self.sizes):
                 f.call(self.micro[vectors, r], *given)
@@ -315,7 +316,7 @@ class _Emitter:
                 f.call(
                     self.again[kind], table, zero, f.i64(1), f["filters"], f.i64(TAPS),
                     o["channels"], null, zero, zero, f.gep(o["out"], places[n]), zero, bias,
-                    residual, tail, f["filters"],
+                    residual, tail, f["filters"], zero,
                 )  # fmt: skip
 
 

@@ -205,8 +205,10 @@ class _Layout:
         for i, value in enumerate(node.inputs):
             twin = self.twin(value)
             made = self.made.get(twin) if twin is not None else None
-            if made is None or self.editor.uses(value) != 1 or made.activation != "none":
+            if made is None or twin is None or made.activation != "none":
                 continue
+            if self.editor.uses(value) != 1 or self.editor.uses(twin) != 1:
+                continue  # what else reads it, with channels last perhaps, would compute it again
             if not node.output.shape.same_dims(value.shape) or node.output.shape.dtype is not f32:
                 continue
             if self._fused(node, made, i, twin):
@@ -286,7 +288,10 @@ class _Layout:
     def _pool(self, node: Node) -> None:
         op: Any = node.op
         largest = op.name == "max_pool"
-        if node.output.shape.dtype not in ((f32, u8, i8) if largest else (f32,)):
+        out = node.output.shape
+        if out.dtype not in ((f32, u8, i8) if largest else (f32,)):
+            return
+        if not isinstance(out.dims[1], int):
             return
         made = lookup("pool_channels_last")(
             largest=largest, kernel=op.kernel, stride=op.stride, padding=op.padding,

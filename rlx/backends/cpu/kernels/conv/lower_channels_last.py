@@ -6,11 +6,15 @@ from typing import Any
 
 from rlx.backends.cpu.kernels.conv.channels_last_gemm import ChannelsLastGemm
 from rlx.backends.cpu.kernels.conv.channels_last_int8 import ChannelsLastInt8
-from rlx.backends.cpu.kernels.conv.channels_last_windows import ChannelsLastWindows
+from rlx.backends.cpu.kernels.conv.channels_last_windows import (
+    ChannelsLastWindows,
+    tile_vectors,
+)
 from rlx.backends.cpu.kernels.conv.channels_last_winograd import ChannelsLastWinograd
 from rlx.backends.cpu.layouts.channels_last import plain_size
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType, f32
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.conv import Window
@@ -196,7 +200,7 @@ def _conv_scratch(node: Node, target: Target, threads: int) -> int:
 def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     if op.form == "depthwise":
-        return [_depthwise(node)]
+        return [_depthwise(node, ctx.target)]
     if op.form == "winograd":
         return [_winograd(node, ctx.target)]
     return [_Problem(node, ctx.target).launch()]
@@ -211,12 +215,25 @@ def _windows(node: Node, window: Window, spec: ChannelsLastWindows) -> dict[str,
     }  # fmt: skip
 
 
-def _depthwise(node: Node) -> KernelLaunch:
+def _channel_tiles(channels: Dim, dtype: DType, target: Target) -> tuple[bool, int]:
+    """Whether the channels fill a tile of windows, and how many vectors those after it need."""
+    assert isinstance(channels, int)
+    lanes, vectors = target.lanes(8 * dtype.bytes), tile_vectors(target)
+    return channels >= vectors * lanes, -(-(channels % (vectors * lanes)) // lanes)
+
+
+def _dilation(window: Window) -> tuple[int, int]:
+    """Down and to the right."""
+    return (1, 1, *window.dilation)[-2], window.dilation[-1]
+
+
+def _depthwise(node: Node, target: Target) -> KernelLaunch:
     op: Any = node.op
     bias, residual = op.extras(*node.inputs[2:])
     window = op.plain.window(op.w.dims)
     spec = ChannelsLastWindows(
-        "depthwise", window.kernel[-1], window.dilation[-1], bias is not None,
+        "depthwise", window.kernel[-1], window.stride[-1], _dilation(window),
+        *_channel_tiles(node.output.shape.dims[-1], f32, target), bias is not None,
         residual is not None, op.activation,
     )  # fmt: skip
     args = _windows(node, window, spec) | {"filters": Pointer(node.inputs[1])}
@@ -239,5 +256,9 @@ def lower_pool(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     window = op.plain.window(node.inputs[0].shape.rank - 2)
     kind = "max" if op.largest else "mean" if op.count_include_pad else "inner"
-    spec = ChannelsLastWindows(kind, window.kernel[-1], 1, dtype=node.output.shape.dtype)
+    out = node.output.shape
+    tiles = _channel_tiles(out.dims[-1], out.dtype, ctx.target)
+    spec = ChannelsLastWindows(
+        kind, window.kernel[-1], window.stride[-1], (1, 1), *tiles, dtype=out.dtype
+    )
     return [_launch(node, spec, _windows(node, window, spec))]

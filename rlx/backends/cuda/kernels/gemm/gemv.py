@@ -18,6 +18,7 @@ from rlx.support.records import dataclass
 
 _WARPS = 8
 _IN_FLIGHT = 16  # loads of weights that a lane has under way
+_FEWER = 8  # beside split numbers
 _ROWS = (2, 3, 4, 6, 8, 12, 16)  # of a warp
 _MULTIPROCESSORS = 132
 _HALF = 112  # registers of a thread for numbers, where two blocks share a multiprocessor
@@ -50,6 +51,9 @@ class Gemv(BlockKernel):
     split: int
     many: bool = False
     norm: Norm | None = None
+    resident: int = 0  # blocks that share a multiprocessor; 0: one, or two where that costs nothing
+    in_flight: int = 0  # loads of weights that a lane has under way; 0: as many as usual
+    fetches: bool = False  # ask for all of the block's weights before the kernel in front has ended
 
     @property
     def label(self) -> str:
@@ -60,8 +64,19 @@ class Gemv(BlockKernel):
         return _WARPS * WARP
 
     @property
+    def splits_x(self) -> bool:
+        """Whether x is split, to be multiplied as integers."""
+        one = self.m == 1 and not self.many and self.x.name == "f32"
+        return one and self.weight.record > 0 and self.k % 32 == 0
+
+    @property
+    def records_at(self) -> int:
+        """Where split numbers of x begin in shared memory."""
+        return (4 * _WARPS * (self.values + (self.norm is not None)) + 15) // 16 * 16
+
+    @property
     def shared(self) -> int:
-        return 4 * _WARPS * (self.values + (self.norm is not None))
+        return self.records_at + (self.k // 32 * self.weight.record if self.splits_x else 0)
 
     @property
     def halves(self) -> int:
@@ -85,7 +100,8 @@ class Gemv(BlockKernel):
     @property
     def group(self) -> int:
         """Steps whose weights are loaded together."""
-        return max(1, min(_IN_FLIGHT // (self.halves * self.rows), self.steps))
+        most = self.in_flight or (_FEWER if self.splits_x else _IN_FLIGHT)
+        return max(1, min(most // (self.halves * self.rows), self.steps))
 
     @property
     def groups(self) -> int:
@@ -104,7 +120,7 @@ class Gemv(BlockKernel):
     def emit(self, m: KernelModule) -> None:
         # what loads all of its weights at once is quick: the next kernel needs room beside it
         blocks = 2 if self.m == self.groups == 1 and self._registers <= _HALF else 1
-        _Emitter(m.begin_block(self.threads, self.shared, blocks), self).emit()
+        _Emitter(m.begin_block(self.threads, self.shared, self.resident or blocks), self).emit()
 
 
 def gemv_for(
@@ -175,7 +191,9 @@ class _Emitter:
 
         sums = [f.const(0.0, f32)] * kernel.values
         ahead = load(0)
-        if kernel.norm is not None and groups <= 2:
+        if kernel.fetches:
+            self._fetch()
+        if kernel.norm is not None and groups <= 2 and not kernel.splits_x:
             first = [f.min(own + i * each, chunks - 1) for i in range(group)]
             self.gammas = [self._gamma(kernel.weight.runs(f, chunk)) for chunk in first]
         f.let_next_start()
@@ -183,6 +201,8 @@ class _Emitter:
         self._load_residual()
         if kernel.norm is not None:
             self.factor = self._norm(kernel.norm)
+        if kernel.splits_x:
+            self._split_x()
         if groups <= 2:
             for g in range(groups):
                 now, ahead = ahead, load((g + 1) * group) if g + 1 < groups else ahead
@@ -190,6 +210,23 @@ class _Emitter:
         else:
             sums = self._loop(sums, ahead, load, own, (groups, group, each, chunks))
         self._finish(sums)
+
+    def _fetch(self) -> None:
+        """Bring the block's rows into the cache of all multiprocessors."""
+        f, kernel = self.f, self.kernel
+        thread, size = f.thread(), kernel.weight.row_bytes(kernel.k)
+        row = self.first + thread.to(i64)
+        for weight in self.weights:
+            for _ in f.when((thread < kernel.outputs) & (row < self.n)):
+                f.fetch(f.gep(weight, row * size), size)
+
+    def _split_x(self) -> None:
+        f, kernel = self.f, self.kernel
+        inside, records = f.i32(0).eq(0), kernel.k // 32
+        for i in f.range(f.thread(), f.i32(records), f.i32(kernel.threads)):
+            values = self._x(0, [((i * 32).to(i64), 32)], inside)
+            kernel.weight.put_record(f, values, i * kernel.weight.record + kernel.records_at)
+        f.barrier()
 
     @property
     def _norm_count(self) -> int:
@@ -300,6 +337,10 @@ class _Emitter:
             at = chunk + i * each
             inside = at < chunks
             there = f.min(at, chunks - 1)
+            if kernel.splits_x:
+                x = kernel.weight.operands(f, kernel.records_at, there)
+                sums = [kernel.weight.add(f, raw, x, s) for raw, s in zip(step, sums, strict=True)]
+                continue
             columns = kernel.weight.runs(f, there)
             xs = [self._x(m, columns, inside) for m in range(kernel.m)]
             for r, raw in enumerate(step):

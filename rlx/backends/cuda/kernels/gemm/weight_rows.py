@@ -19,9 +19,13 @@ class WeightRows:
 
     elements: int  # of a chunk
     registers = 4  # of a chunk as it is loaded
+    record = 0  # bytes in which 32 numbers of x are kept to be multiplied, where they are split
 
     def chunks(self, k: int) -> int:
         return k // self.elements
+
+    def row_bytes(self, k: int) -> int:
+        raise NotImplementedError
 
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         """Load chunk `chunk` (i64) of row `row` (i64)."""
@@ -33,6 +37,19 @@ class WeightRows:
 
     def decode(self, f: BlockFunction, raw: Raw, chunk: Value) -> list[Value]:
         """The numbers of a chunk, in the order of its runs."""
+        raise NotImplementedError
+
+    def put_record(self, f: BlockFunction, values: Sequence[Value], at: Value) -> None:
+        """Split 32 numbers of x, into shared memory."""
+        raise NotImplementedError
+
+    def operands(self, f: BlockFunction, start: Value | int, chunk: Value) -> list[Value]:
+        """What `add` needs of the numbers that a chunk is multiplied with; the first record lies at
+        `start`."""
+        raise NotImplementedError
+
+    def add(self, f: BlockFunction, raw: Raw, operands: Sequence[Value], total: Value) -> Value:
+        """Add the products of a chunk and split numbers."""
         raise NotImplementedError
 
     def segments(self, f: BlockFunction, raw: Raw) -> list[Segment]:
@@ -49,6 +66,9 @@ class FloatRows(WeightRows):
     @property
     def elements(self) -> int:  # type: ignore[override]
         return 16 // self.dtype.bytes
+
+    def row_bytes(self, k: int) -> int:
+        return k * self.dtype.bytes
 
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         start = f.gep(base, row * (k * self.dtype.bytes) + chunk * 16)

@@ -12,6 +12,7 @@ from rlx.backends.cuda.builder import WARP, Place
 from rlx.backends.cuda.kernels.persistent.product import Products
 from rlx.backends.cuda.kernels.persistent.ring import Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
+    ARGS,
     MAXIMA,
     NEW_KV,
     QUERIES,
@@ -52,17 +53,27 @@ class Attention:
         self.products, self.position = products, position
         self.f, self.shape, self.ring = products.f, products.shape, products.ring
         self.warp, self.lane = products.warp, products.lane
-        f = self.f
         self._each = self.shape.piece // WARPS  # positions of a piece that a warp has
         self._lanes = WARP // self._each  # that have scores of one position
-        row = (position * (self.shape.head_dim // 2) + self.lane * 2).to(i64)
-        pairs = [f.load(f.gep(table, row, 4), vec(2, f32), align=8) for table in (cos, sin)]
-        self._cos, self._sin = ([f.extract(p, i) for i in range(2)] for p in pairs)
+        self._tables = [cos, sin]
+        self._keeps_angles = self.shape.own <= _MOST_KEPT
+        if self._keeps_angles:
+            self._cos, self._sin = self._angles()
+
+    def _angles(self) -> list[list[Value]]:
+        """The lane's cosines and sines."""
+        f = self.f
+        row = (self.position * (self.shape.head_dim // 2) + self.lane * 2).to(i64)
+        pairs = [f.load(f.gep(table, row, 4), vec(2, f32), align=8) for table in self._tables]
+        return [[f.extract(p, i) for i in range(2)] for p in pairs]
 
     def emit(self, heads: Heads, exchange: Exchange, place: Slot) -> Slot:
         """Receive the query, hand over this block's part."""
         f, shape = self.f, self.shape
         self.position = f.load_shared(f.i32(shape.at_position), i32)
+        if not self._keeps_angles:  # registers are few
+            self._tables = [f.load_shared_pointer(f.i32(shape.place(ARGS)), 8 * i) for i in (4, 5)]
+            self._cos, self._sin = self._angles()
         pieces = shape.pieces(self.position)
         # The new position belongs to the block whose turn it would be: no other has fewer pieces.
         owns = exchange.rank.eq(pieces & shape.ranks - 1)

@@ -9,6 +9,7 @@ from rlx.backends.cuda.kernels.persistent.layer_args import (
     DOWN,
     GATE,
     KEYS,
+    OTHERS,
     OUT,
     QKV,
     UP,
@@ -90,9 +91,14 @@ class Copies:
         f.loop(self.block, parts, f.i32(shape.blocks), [slot, parity], rows)
 
     def _fill_qkv(self, number: Value, place: Slot) -> Slot:
-        f, shape = self.f, self.shape
-        maps = LayerArgs(f, shape, number).maps(QKV)
-        return self.ring.fill_part(shape.qkv, [maps], self.block * shape.qkv.rows, 0, place)
+        shape, layer = self.shape, LayerArgs(self.f, self.shape, number)
+        row, maps = self.block * shape.qkv.rows, layer.maps(QKV)
+        if shape.other_v is None:
+            return self.ring.fill_part(shape.qkv, [maps], row, 0, place)
+        rows, _ = layer.rows(self.block)
+        place = self.ring.fill_part(shape.qkv, [maps], row, 0, place, rows)
+        row, left = row + rows - shape.qk_rows, shape.qkv.rows - rows
+        return self.ring.fill_part(shape.other_v, [layer.maps(OTHERS)], row, 0, place, left)
 
     def _fill_rest(self, number: Value, pieces: Value, place: Slot) -> Slot:
         """What a layer needs behind q k v."""
@@ -114,4 +120,9 @@ class Copies:
         team = self.block.udiv(shape.splits)
         row = team * shape.down.rows
         column = (self.block - team * shape.splits) * shape.down.columns
-        return ring.fill_part(shape.down, [layer.maps(DOWN)], row, column, place)
+        if shape.other_down is None:
+            return ring.fill_part(shape.down, [layer.maps(DOWN)], row, column, place)
+        _, rows = layer.rows(self.block)
+        place = ring.fill_part(shape.down, [layer.maps(DOWN)], row, column, place, rows)
+        maps, left = layer.maps(len(shape.parts) - 1), shape.down.rows - rows
+        return ring.fill_part(shape.other_down, [maps], row, column, place, left)

@@ -16,6 +16,7 @@ columns of `down` may be done before all have received what attention gave.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
@@ -31,19 +32,22 @@ from rlx.backends.cuda.kernels.persistent.layer_args import (
     LayerArgs,
 )
 from rlx.backends.cuda.kernels.persistent.packed_product import PackedProducts
-from rlx.backends.cuda.kernels.persistent.product import MOST_REGISTERS, Columns, Products
+from rlx.backends.cuda.kernels.persistent.product import Columns, Products
 from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     ARGS,
-    COPY_UNIT,
     HEAD_ROWS,
     HEAD_TILES,
     POSITION,
     THREADS,
+    TILE,
     WARPS,
     DenseShape,
     Part,
+    Rows,
 )
+from rlx.backends.cuda.kernels.qgemm.packed_rows import decode_one
+from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
 from rlx.llvm.builder import Value, bf16, f32, i32, i64, ptr
 from rlx.support.records import dataclass
 
@@ -51,7 +55,6 @@ MARKS = 24  # clocks of a layer that a profile notes
 _MOST_ROUNDS = 6  # whose operands registers hold
 _MOST_KEPT = 2  # numbers of x at the start that a thread keeps: more are read again
 _MOST_WHILE_ATTENDING = 4  # such numbers in registers
-_PATIENCE = 1 << 32  # clocks, some seconds
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,17 @@ class PersistentDecode(BlockKernel):
     both gains, those of query and key heads, cache of keys and of values. Matrices are tensor maps,
     of packed weights one of the quants and others of what lies beside them.
 
-    With `embeds`, x is a row of the embedding. With `marks` a block notes its clock between the
-    stages.
+    With `embeds`, x is a row of the embedding, of bf16 or of the packed type `table`. With `marks`
+    a block notes its clock between the stages.
     """
 
     shape: DenseShape
     ahead: int = 0  # slots that are being filled at a time; 0: as suits the shape
     early: bool = False  # look for values before weights are fetched
     embeds: bool = False
+    table: str = ""
     marks: bool = False
+    patience: int = 1 << 32  # clocks that a wait may take: some seconds
 
     @property
     def label(self) -> str:
@@ -90,7 +95,7 @@ class PersistentDecode(BlockKernel):
 
     def emit(self, m: KernelModule) -> None:
         f = m.begin_block(self.threads, self.shared)
-        f.patience = _PATIENCE
+        f.patience = self.patience
         _Emitter(f, self).emit()
 
 
@@ -151,11 +156,7 @@ class _Emitter:
         self._choose_sums(launches)
         cos, sin = (f.arg(self.args, i, ptr) for i in (4, 5))
         self.attention = Attention(self.products, cos, sin, position)
-        read = self._embedded() if self.kernel.embeds else self._given()
-        known = read() if shape.own <= _MOST_KEPT else []
-
-        def start() -> list[Value]:
-            return known or read()
+        start = self._start()
 
         def layer(number: Value, slot: Value, parity: Value, *attended: Value) -> list[Value]:
             self._mark = 0
@@ -171,30 +172,48 @@ class _Emitter:
             f.store(f.load(counts, i32) + shape.layers, counts)
             f.store(f.load(counts, i32, 4) + 1, counts, 4)
 
-    def _given(self) -> Callable[[], list[Value]]:
-        """What reads the thread's numbers of x."""
-        f = self.f
-        at = f.gep(f.arg(self.args, 0, ptr), self.products.column.to(i64), 4)
-        return lambda: [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
+    def _start(self) -> Callable[[], list[Value]]:
+        """What gives the thread's numbers of x: they are kept, or read again where they are many.
+        What gave them may be overwritten by then, so a thread reads what it has stored (and other
+        blocks too: the same)."""
+        f, own = self.f, range(self.shape.own)
+        read = (
+            self._embedded() if self.kernel.embeds else partial(self._vector, f.arg(self.args, 0))
+        )
+        if len(own) > _MOST_KEPT and self.kernel.embeds and not self.kernel.table:
+            return read
+        known = read()
+        if len(own) <= _MOST_KEPT:
+            return lambda: known
+        at = f.gep(self.base, self.products.column.to(i64), 4)
+        for i in own:
+            f.store(known[i], at, 4 * (self.shape.at_x + THREADS * i))
+        return lambda: [f.load(at, f32, 4 * (self.shape.at_x + THREADS * i)) for i in own]
 
     def _embedded(self) -> Callable[[], list[Value]]:
-        """The same of the row of the token; one outside of the embedding is reported."""
-        f = self.f
+        """What reads the thread's numbers of the token's row; a token outside of the embedding is
+        reported."""
+        f, table, hidden = self.f, self.kernel.table, self.shape.hidden
         token, rows = f.load(f.arg(self.args, 0, ptr), i32), f.arg(self.args, 12, i32)
-        token = f.select(token < 0, token + rows, token)
+        if not table:
+            token = f.select(token < 0, token + rows, token)
         inside = (token >= 0) & (token < rows)
         for _ in f.when(~inside & self.thread.eq(0)):
             f.store(f.arg(self.args, 11, i64), f.arg(self.args, 10, ptr))
-        row = f.gep(
-            f.arg(self.args, 9, ptr), f.select(inside, token, 0).to(i64), 2 * self.shape.hidden
-        )
-        at = f.gep(row, self.products.column.to(i64), 2)
+        size = offsets(table, hidden)[1] if table else 2 * hidden
+        row = f.gep(f.arg(self.args, 9, ptr), f.select(inside, token, 0).to(i64), size)
+        column = self.products.column
+        at = f.gep(row, column.to(i64), 2)
 
         def read() -> list[Value]:
             words = [f.load(at, bf16.as_int, 2 * THREADS * i) for i in range(self.shape.own)]
             return [(w.to(i32, signed=False) << 16).bits(f32) for w in words]
 
-        return read
+        def decode() -> list[Value]:
+            firsts = [(column + THREADS * i).to(i64) for i in range(self.shape.own)]
+            return [decode_one(f, table, row, first, hidden) for first in firsts]
+
+        return decode if table else read
 
     def _choose_sums(self, launches: Value) -> None:
         """Launches take turns with two buffers of sums; each clears those of the next one."""
@@ -224,7 +243,8 @@ class _Emitter:
         found = self._look(which) if seen is None else seen
         return self.f.receive_sums(self._sums(which), offsets, count, found)
 
-    def _gains(self, gain: Value) -> list[Value]:
+    def _vector(self, gain: Value) -> list[Value]:
+        """The thread's numbers of a vector."""
         f = self.f
         at = f.gep(gain, self.products.column.to(i64), 4)
         return [f.load(at, f32, 4 * THREADS * i) for i in range(self.shape.own)]
@@ -239,19 +259,20 @@ class _Emitter:
         self._note(number)
         exchange = Exchange(self.base, tag, self.group, self.rank)
         early = shape.own <= _MOST_KEPT  # or gains are read while sums are under way
-        first, second = (self._gains(layer[i]) if early else [] for i in (GAIN, SECOND_GAIN))
+        first, second = (self._vector(layer[i]) if early else [] for i in (GAIN, SECOND_GAIN))
         heads = Heads(layer[QUERY_GAIN], layer[KEY_GAIN], *self._caches(layer))
 
         known: dict[str, list[Value]] = {}
 
         def normed(seen: list[Value] | None) -> Columns:
-            x, gains = start(), first or self._gains(layer[GAIN])
+            x, gains = start(), first or self._vector(layer[GAIN])
             known["down"] = self._received(DOWN_SUMS, number * shape.splits & 255, seen)
             self._note(number)
             now = _added(x, attended, known["down"])
             return self._normed(now, gains, shape.qkv, 0)
 
-        place = self._product(shape.qkv, place, 0, lambda: self._look(DOWN_SUMS), normed, number)
+        qkv = self._rows(layer)[0]
+        place = self._product(qkv, place, 0, lambda: self._look(DOWN_SUMS), normed, number)
         self._send_qkv(tag)
         self._note(number)
         lays_aside = shape.own > _MOST_WHILE_ATTENDING and 128 * shape.own <= shape.planes_bytes
@@ -262,7 +283,7 @@ class _Emitter:
         place = self._add_attention(exchange, number, place)
 
         def normed_again(seen: list[Value] | None) -> Columns:
-            x, gains = start(), second or self._gains(layer[SECOND_GAIN])
+            x, gains = start(), second or self._vector(layer[SECOND_GAIN])
             if lays_aside:
                 known["down"] = self.products.take_back(shape.own)
             count = (number + 1) * shape.kv_heads & 255
@@ -272,12 +293,24 @@ class _Emitter:
             return self._normed(now, gains, shape.gate_up, 0)
 
         place = self._product(
-            shape.gate_up, place, 0, lambda: self._look(OUT_SUMS), normed_again, number
+            Rows(shape.gate_up), place, 0, lambda: self._look(OUT_SUMS), normed_again, number
         )
         self._send_gated(tag)
         self._note(number)
 
-        return [*self._add_ffn(tag, number, place), *known["out"]]
+        down = self._rows(layer)[1]
+        return [*self._add_ffn(down, tag, number, place), *known["out"]]
+
+    def _rows(self, layer: LayerArgs) -> tuple[Rows, Rows]:
+        """The block's rows of q k v, and of down."""
+        shape = self.shape
+        if not any(shape.others):
+            return Rows(shape.qkv), Rows(shape.down)
+        qkv, down = layer.rows(self.block)
+        return (
+            Rows(shape.qkv, shape.other_v, qkv if shape.other_v else None),
+            Rows(shape.down, shape.other_down, down if shape.other_down else None),
+        )
 
     def _add_attention(self, exchange: Exchange, number: Value, place: Slot) -> Slot:
         """Multiply what the blocks of the key head have found, and add it to x."""
@@ -291,13 +324,13 @@ class _Emitter:
             return products.out_columns(shape.out)
 
         place = self._product(
-            shape.out, place, 1, lambda: f.look(parts), combined, number, self.group
+            Rows(shape.out), place, 1, lambda: f.look(parts), combined, number, self.group
         )
         self._add(shape.out, self.rank * shape.out.rows + OUT_SUMS * shape.hidden)
         self._note(number)
         return place
 
-    def _add_ffn(self, tag: Value, number: Value, place: Slot) -> Slot:
+    def _add_ffn(self, down: Rows, tag: Value, number: Value, place: Slot) -> Slot:
         """Multiply what the gates have let through, and add it to x."""
         f, shape, products = self.f, self.shape, self.products
         share = self.block - self.block.udiv(shape.splits) * shape.splits
@@ -311,39 +344,38 @@ class _Emitter:
             values = f.receive(gates, tag, f.look(gates) if seen is None else seen)
             self._note(number)
             products.put(values)
-            return products.columns(shape.down.rounds) if self._at_once(shape.down) else []
+            return products.columns(shape.down) if self._at_once(down) else []
 
-        place = self._product(shape.down, place, 1, lambda: f.look(gates), gated, number, share)
+        place = self._product(down, place, 1, lambda: f.look(gates), gated, number, share)
         row = self.block.udiv(shape.splits) * shape.down.rows
         self._add(shape.down, row + DOWN_SUMS * shape.hidden)
         self._note(number)
         return place
-
-    def _left(self, part: Part, share: Value | int) -> Value | int:
-        """Slots that are left of the block's in a row, as far as that matters: where copies of what
-        lies beside quants begin."""
-        used = [side.used(part.columns) for side in part.weights.sides]
-        return share * part.across if any(n % COPY_UNIT for n in used) else 0
 
     def _caches(self, layer: LayerArgs) -> list[Value]:
         f, shape = self.f, self.shape
         step = 2 * shape.context * shape.head_dim
         return [f.gep(layer[i], self.group.to(i64), step) for i in (KEYS, VALUES)]
 
-    def _at_once(self, part: Part) -> bool:
+    def _at_once(self, rows: Rows) -> bool:
         others = 4 * (self.shape.own - _MOST_KEPT)  # numbers of x and what is added to it
-        return part.registers <= MOST_REGISTERS - others and part.slots < self.shape.slots
+        return all(
+            part.tallest > TILE
+            and part.registers <= self.products.most_registers - others
+            and part.slots < self.shape.slots
+            for part in rows.parts
+        )
 
     def _normed(self, x: list[Value], gains: list[Value], part: Part, buffer: int) -> Columns:
         """The norm of x as operands, but for the factor that all columns have in common."""
         products = self.products
         products.put([v * g for v, g in zip(x, gains, strict=True)])
         products.put_squares(x, buffer)
-        return products.columns(part.rounds) if part.rounds <= _MOST_ROUNDS else []
+        return products.columns(part) if part.rounds <= _MOST_ROUNDS else []
 
     def _product(
         self,
-        part: Part,
+        rows: Rows,
         place: Slot,
         buffer: int,
         look: Callable[[], list[Value]],
@@ -354,14 +386,14 @@ class _Emitter:
         """Multiply, and store the sums of warps; weights are fetched while values are under way.
         The block has the `share`-th piece of each row of the matrix."""
         f, products = self.f, self.products
-        seen, left = look() if self.kernel.early else None, self._left(part, share)
-        if self._at_once(part):
-            tiles, place = products.fetch(part, place, left)
+        seen = look() if self.kernel.early else None
+        if self._at_once(rows):
+            tiles, place = products.fetch(rows, place, share)
             self._note(number)
-            products.finish(part, tiles, columns(seen), buffer)
+            products.finish(rows, tiles, columns(seen), buffer)
         else:
             self._note(number)
-            place = products.stream(part, place, buffer, columns(seen), left)
+            place = products.stream(rows, place, buffer, columns(seen), share)
         self._note(number)
         f.barrier(THREADS)
         return place
@@ -401,7 +433,7 @@ class _Emitter:
         """Some tiles of the head at a time; sums lie in two buffers in turns."""
         f, shape, products = self.f, self.shape, self.products
         logits = f.arg(self.args, 1, ptr)
-        columns = self._normed(x, self._gains(f.arg(self.args, 2, ptr)), shape.head, 0)
+        columns = self._normed(x, self._vector(f.arg(self.args, 2, ptr)), shape.head, 0)
         f.barrier(THREADS)
         factor = products.norm(0)
         parts, blocks = shape.head_parts, shape.blocks

@@ -1,9 +1,8 @@
 """Products of packed weights in the ring with a vector, as products of integers.
 
-Quants are bytes that tensor cores multiply as they lie, of four bits after two instructions. So x
-is made of bytes too: 32 numbers are multiples of a power of two, of 23 bits, whose three digits
-stand in three of the eight columns. The sums of a block of weights are exact; its scale and that of
-x are applied to them in f32. A warp has 32 of each 512 columns.
+A warp has 32 of each 512 columns, a lane all of them of a row of 32, or half of them of a row of 16:
+tensor cores would multiply eight columns where x has one, and leave sums of two rows and three
+digits in different lanes.
 """
 
 from __future__ import annotations
@@ -16,19 +15,26 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     COPY_UNIT,
     OUT_PLANES,
     PLANES,
-    TILE,
+    SUM_STRIDE,
     Part,
 )
-from rlx.llvm.builder import Value, f16, f32, i8, i16, i32, vec
-
-_DIGITS = 3
-_SCALE = 32 * _DIGITS  # where the scale of a record lies, and the sum of its numbers
-_MAGIC, _MAGIC_BITS = float(3 << 22), 0x4B400000  # an f32 whose low bits are an integer
-_BIAS = 0x808080  # makes digits of -128 to 127 such of 0 to 255
-_LEAST_POWER = 32  # of two, as in an f32: smaller numbers are taken for 0
+from rlx.backends.cuda.kernels.qgemm.digits import (
+    DIGITS,
+    SCALE_AT,
+    Scale,
+    add_products,
+    digits,
+    factors,
+    quant_bytes,
+)
+from rlx.backends.cuda.kernels.qgemm.packed_rows import shared_words
+from rlx.llvm.builder import Value, f32, i8, i16, i32, vec
 
 
 class PackedProducts(Products):
+    per_tile = 1
+    most_registers = 17  # digits need more
+
     def _column(self) -> Value:
         return self.warp * WARP + self.lane
 
@@ -46,126 +52,127 @@ class PackedProducts(Products):
     def _put_digits(self, value: Value, at: Value) -> None:
         """Store the warp's 32 numbers as digits."""
         f = self.f
-        largest = f.largest_of_warp(value.bits(i32) & 0x7FFFFFFF)
-        power = f.max(largest >> 23, _LEAST_POWER)  # the numbers are below 2^(power - 126)
-        factor = ((f.i32(275) - power) << 23).bits(f32)
-        number = f.fma(value, factor, _MAGIC).bits(i32) - _MAGIC_BITS  # of at most 2^22
-        digits = (number + _BIAS) ^ _BIAS
-        for i in range(_DIGITS):
-            digit = digits >> 8 * i if i else digits
+        found = Scale(f, f.largest_of_warp(value.bits(i32) & 0x7FFFFFFF))
+        number, scale = found.number(value), found.value()
+        whole = digits(number)
+        for i in range(DIGITS):
+            digit = whole >> 8 * i if i else whole
             f.store_shared(digit.to(i8), at + self.lane, 32 * i)
-        scale = f.select(power.eq(255), float("nan"), ((power - 21) << 23).bits(f32))
         total = f.sum_of_warp(number).to(f32) * scale
         for _ in f.when(self.lane.eq(0)):
-            f.store_shared(f.join([scale, total]), at, _SCALE, align=8)
+            f.store_shared(f.join([scale, total]), at, SCALE_AT, align=8)
 
-    def _operands(self, at: Value) -> list[Value]:
-        """Two words of digits, the scale, and the sum of the numbers for the lanes that add it."""
-        f = self.f
-        words = [f.load_shared(at + self._read, i32, 16 * half) for half in range(2)]
-        pair = f.load_shared(at, vec(2, f32), _SCALE, align=8)
-        total = f.select(self._fourth.eq(0), f.extract(pair, 1), 0.0)
+    def _operands(self, part: Part, at: Value) -> list[Value]:
+        """The words of each digit, the scale, and the sum of the numbers for the lane that adds
+        it."""
+        f, words, own = self.f, list[Value](), self._half(part)
+        for first in range(0, SCALE_AT, 32):
+            if part.lanes == 1:
+                words += self._words(at, first, 4) + self._words(at, first + 16, 4)
+            elif part.scheme == "Q8_0":
+                words += self._words(at + own * 16, first, 4)
+            else:
+                there = at + own * 8
+                words += self._words(there, first, 2) + self._words(there, first + 16, 2)
+        pair = f.load_shared(at, vec(2, f32), SCALE_AT, align=8)
+        total = f.extract(pair, 1)
+        if part.lanes > 1:
+            total = f.select(own.eq(0), total, 0.0)
         return [*words, f.extract(pair, 0), total]
 
-    def columns(self, rounds: int) -> Columns:
+    def _words(self, at: Value, offset: int, count: int) -> list[Value]:
+        return shared_words(self.f, at, offset, count)
+
+    def columns(self, part: Part) -> Columns:
         return []  # they are read when they are multiplied
 
     # -- weights ----------------------------------------------------------------------------------
-    # Of a tile and a round: the words of quants, and those of scales of the lane's two rows; then
-    # two scales in their place, and perhaps two minima.
+    # A lane has a row of a tile, or half of the step of one. Of a tile and a round it has the words
+    # of quants, those of higher bits, and what the row is scaled with, as they lie.
+
+    def _half(self, part: Part) -> Value:
+        """Which half of a step is the lane's."""
+        return self.lane & part.lanes - 1
+
+    def _row_of(self, part: Part) -> Value:
+        """The lane's row of the first of its tiles."""
+        return self.lane.udiv(part.lanes) + self._first_tile(part) * part.tile
 
     def _load(
         self, part: Part, starts: Sequence[Value], number: int, left: Value | int
     ) -> list[list[Value]]:
         start, box, slot = self._box(part, starts, number, left)
-        at = start + box * part.box_bytes + self._first_tile(part) * (TILE * 128)
-        if part.scheme == "Q8_0":
-            at = at + self._in_tile
-            quants = [self.f.load_matrices(at + i * (TILE * 128), 4) for i in range(part.tiles)]
+        row = self._row_of(part)
+        at, each = start + box * part.box_bytes + row * 128, part.weights.per_box // 32
+        step = self._step(part) & each - 1
+        if part.scheme == "Q8_0":  # two pieces of 16 bytes
+            ours = range(2) if part.lanes == 1 else [self._half(part)]
+            pieces = [at + ((step * 2 + i) ^ (row & 7)) * 16 for i in ours]
+            width = 4
         else:
-            quants = self._load_nibbles(part, at)
-        return [[*q, *self._scales(part, start, box, slot, i)] for i, q in enumerate(quants)]
-
-    def _load_nibbles(self, part: Part, at: Value) -> list[list[Value]]:
-        """A step is 16 bytes of a row: two tiles are read at a time."""
-        f, found = self.f, list[list[Value]]()
-        piece = (self._step(part) & 7) ^ (self.lane & 7)
-        at = at + self._row_in_tile + piece * 16
-        second = at + (self.lane >> 4) * (TILE * 128)
-        for i in range(0, part.tiles, 2):
-            if i + 1 < part.tiles:
-                four = f.load_matrices(second + i * (TILE * 128), 4)
-                found += [four[:2], four[2:]]
-            else:
-                found.append(f.load_matrices(at + i * (TILE * 128), 2))
+            pieces = [at + (step ^ (row & 7)) * 16 + self._half(part) * 8]
+            width = 4 // part.lanes
+        found = []
+        for tile in range(part.tiles):
+            offset = tile * part.tile * 128
+            quants = [w for piece in pieces for w in self._words(piece, offset, width)]
+            found.append(quants + self._beside(part, start, box, slot, tile))
         return found
 
-    def _scales(
+    def _beside(
         self, part: Part, start: Value, box: Value, slot: Value | int, tile: int
     ) -> list[Value]:
-        """Both in one word; behind it what they are multiples of where there is such."""
-        f, each = self.f, part.weights.per_box // part.weights.step
-        row = self._row + self._first_tile(part) * TILE
-        step = box * each + (self._step(part) & each - 1)
-        at = start + row * part.side_bytes(0) + step * 2
-        words = []
-        for half in range(2):
-            offset = part.side_at(0) + (tile * TILE + 8 * half) * part.side_bytes(0)
-            words.append(f.load_shared(at, i16, offset, align=2).to(i32, signed=False))
-        found = [words[0] | words[1] << 16]
-        if part.scheme == "Q8_0":
-            return found
-        at = start + row * part.side_bytes(1) + box * 4
-        used = part.weights.sides[1].used(part.slot_columns)
-        if used % COPY_UNIT:  # slots do not begin where copies do
-            at = at + ((self.f.i32(0) + slot * used) & COPY_UNIT - 1)
-        for half in range(2):
-            offset = part.side_at(1) + (tile * TILE + 8 * half) * part.side_bytes(1)
-            found.append(f.load_shared(at, i32, offset, align=4))
+        """Higher bits, then scales, then what these are multiples of."""
+        found = list[Value]()
+        for i, side in enumerate(part.weights.sides):
+            words = self._side(part, i, start, box, slot, tile)
+            found = [*words, *found] if side.name == "high" else [*found, *words]
         return found
 
-    def _decoded(self, part: Part, weights: list[Value]) -> list[Value]:
-        f = self.f
-        if part.scheme == "Q8_0":
-            return [*weights[:4], *f.unpack_halves(weights[4], f16)]
-        scales, minima = [], []
-        for half, word in enumerate(weights[3:]):
-            whole, least = f.unpack_halves(word, f16)
-            small, smallest = (weights[2] >> 16 * half + i & 63 for i in (0, 8))
-            scales.append(whole * small.to(f32))
-            minima.append(least * smallest.to(f32) * -1.0)
-        return [*weights[:2], *scales, *minima]
+    def _side(
+        self, part: Part, i: int, start: Value, box: Value, slot: Value | int, tile: int
+    ) -> list[Value]:
+        """What lies beside the step of the lane's row."""
+        f, each, side = self.f, part.weights.per_box // part.weights.step, part.weights.sides[i]
+        size = part.side_bytes(i)
+        number = box if side.columns == 256 else box * each + (self._step(part) & each - 1)
+        at = start + self._row_of(part) * size + number * side.unit
+        used = side.used(part.slot_columns)
+        if used % COPY_UNIT:  # slots do not begin where copies do
+            at = at + ((f.i32(0) + slot * used) & COPY_UNIT - 1)
+        offset = part.side_at(i) + tile * part.tile * size
+        if side.unit == 2:
+            return [f.load_shared(at, i16, offset, align=2).to(i32, signed=False)]
+        return self._words(at, offset, side.unit // 4)
 
     def _add(
         self, part: Part, weights: Sequence[Value], operands: Sequence[Value], sums: list[Value]
     ) -> list[Value]:
-        f = self.f
-        first, second, scale, total = operands
-        if part.scheme == "Q8_0":
-            quants, rest = weights[:4], weights[4:]
-        else:
-            quants = [w & 0x0F0F0F0F for w in weights[:2]]
-            quants += [(w >> 4) & 0x0F0F0F0F for w in weights[:2]]
-            rest = weights[2:]
-        found = f.multiply_bytes(quants, [first, second], [f.i32(_MAGIC_BITS)] * 4)
-        factors = [s * scale for s in rest[:2]]
-        made = [f.fma(v.bits(f32) - _MAGIC, factors[i // 2], sums[i]) for i, v in enumerate(found)]
-        for half, minimum in enumerate(rest[2:]):
-            made[2 * half] = f.fma(minimum, total, made[2 * half])
-        return made
+        f, scheme, ends = self.f, part.scheme, part.tile_registers
+        pairs = 1 if scheme in ("Q8_0", "Q4_0") else 2
+        count = (8 if scheme == "Q8_0" else 4) // part.lanes
+        own = None if part.lanes == 1 else self._half(part)
+        quants = quant_bytes(f, scheme, weights[:count], weights[count : ends - pairs], own)
+        pair, supers = weights[ends - pairs], weights[ends - 1]
+        scales = factors(f, scheme, pair, supers)
+        return [add_products(f, scheme, quants, scales, operands, sums[0])]
 
-    def _halves(self, sums: Sequence[Value]) -> list[Value]:
-        """Lanes have the sums of the first and second digit, the third, and two of no digit."""
-        f = self.f
-        is_first = self._fourth.eq(0)
-        low = f.select(is_first, 1.0, f.select(self._fourth.eq(1), 65536.0, f.const(0.0, f32)))
-        high = f.select(is_first, 256.0, f.const(0.0, f32))
-        return [f.fma(sums[i], low, sums[i + 1] * high) for i in (0, 2)]
+    def _park(
+        self, part: Part, above: int | Value, tile: int, sums: Sequence[Value], buffer: int
+    ) -> None:
+        f, [total] = self.f, sums
+        at = self._sums_of(part, above, tile, buffer)
+        if part.lanes == 1:
+            f.store_shared(total, at + self.lane * SUM_STRIDE)
+            return
+        whole = total + f.exchange(total, 1)
+        for _ in f.when(self._half(part).eq(0)):
+            f.store_shared(whole, at + (self.lane >> 1) * SUM_STRIDE)
 
-    def finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
+    def _finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
         sums = [self.zeros() for _ in tiles]
         for i in range(part.rounds):
-            operands = columns[i] if columns else self.operands(self.f.i32(i))
+            operands = columns[i] if columns else self.operands(part, self.f.i32(i))
             sums = [self._add(part, t[i], operands, s) for t, s in zip(tiles, sums, strict=True)]
         for number, total in enumerate(sums):
             self._park(part, *divmod(number, part.tiles), total, buffer)

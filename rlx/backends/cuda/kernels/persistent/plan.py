@@ -7,10 +7,19 @@ says why there is none. All launches between the embedding and the logits become
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rlx.backends.cuda.kernels.persistent.decode_kernel import PersistentDecode
-from rlx.backends.cuda.kernels.persistent.recognise import Model, Unsuited, Weight, recognise
-from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
+from rlx.backends.cuda.kernels.persistent.layer_args import OTHER_DOWN, OTHER_V
+from rlx.backends.cuda.kernels.persistent.recognise import (
+    LOOKUP,
+    Layer,
+    Model,
+    Unsuited,
+    Weight,
+    recognise,
+)
+from rlx.backends.cuda.kernels.persistent.shape import TILE, DenseShape, Part
 from rlx.backends.cuda.launches import KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS, Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
@@ -43,6 +52,10 @@ def persist(
             raise Unsuited(f"{cpu} has no copy engine that the kernel knows")
         model = recognise(lir.graph, lir)
         shape = _shape(model, multiprocessors)
+        if wish != "1" and any(shape.others) and shape.qkv.tallest == TILE:
+            raise Unsuited(
+                "a block has rows of q, k and v of several types: not yet shown on a GPU"
+            )
         if wish != "1" and _seconds(shape, _GRAPH) < _seconds(shape, _PERSISTENT):
             raise Unsuited("a graph of launches is faster by the cost model")
         return _replaced(launches, model, shape), ""
@@ -70,8 +83,10 @@ def _replaced(
     ours = [i for i, x in enumerate(launches) if x.node in model.nodes]
     if not ours or ours != list(range(ours[0], ours[-1] + 1)):
         raise Unsuited("other launches stand between those of the layers")
+    lookup: Any = None if model.lookup is None else model.lookup.op
+    table = lookup.scheme.name if lookup is not None and lookup.name == LOOKUP else ""
     made = KernelLaunch(
-        PersistentDecode(shape, embeds=model.lookup is not None),
+        PersistentDecode(shape, embeds=model.lookup is not None, table=table),
         _args(model, shape),
         blocks=shape.blocks,
         node=model.logits.node,
@@ -96,14 +111,27 @@ def _args(model: Model, shape: DenseShape) -> list[KernelArg]:
         *beside,
     ]  # fmt: skip
     for layer in model.layers:
-        matrices = layer.qkv, layer.out, layer.gate, layer.up, layer.down
+        matrices, kinds = _matrices(layer, shape)
         for matrix, part in zip(matrices, shape.parts, strict=True):
             args += _maps(matrix, part)
         args += [
             Pointer(layer.gain), Pointer(layer.second_gain), gain(layer.query_gain),
-            gain(layer.key_gain), Pointer(layer.keys), Pointer(layer.values),
+            gain(layer.key_gain), Pointer(layer.keys), Pointer(layer.values), kinds,
         ]  # fmt: skip
     return args
+
+
+def _matrices(layer: Layer, shape: DenseShape) -> tuple[list[Weight], int]:
+    """The matrices of the shape's parts, and which of them are of other types. Where a layer has
+    none of a type, another matrix stands in its place."""
+    kinds, others = 0, list[Weight]()
+    if shape.other_v is not None:
+        kinds |= OTHER_V if layer.other_v is not None else 0
+        others.append(layer.other_v or layer.qkv)
+    if shape.other_down is not None:
+        kinds |= OTHER_DOWN if layer.down.scheme == shape.others[1] else 0
+        others.append(layer.down)
+    return [layer.qkv, layer.out, layer.gate, layer.up, layer.down, *others], kinds
 
 
 def _maps(weight: Weight, part: Part) -> list[TensorMap]:
@@ -118,10 +146,19 @@ def _maps(weight: Weight, part: Part) -> list[TensorMap]:
         widths += [part.side_bytes(i) // 2 for i in range(len(part.weights.sides))]
     start = Pointer(value, weight.first * columns * element.bytes // value.dtype.bytes)
     rows = rows if weight.rows is None else weight.rows
+    if weight.scheme != part.scheme:  # nothing is copied of it
+        widths = [TILE_COLUMNS] * len(widths)
     return [
-        TensorMap(start, Matrix(element, rows, columns, columns, part.box_rows, width))
-        for width in widths
+        TensorMap(start, Matrix(element, rows, columns, columns, part.box_rows, width, i == 0))
+        for i, width in enumerate(widths)
     ]
+
+
+def _one(schemes: Sequence[str]) -> str:
+    """The type of all these matrices, if there are any."""
+    if len(set(schemes)) > 1:
+        raise Unsuited(f"a matrix has the types {', '.join(sorted(set(schemes)))} beside another")
+    return schemes[0] if schemes else ""
 
 
 def _shape(model: Model, multiprocessors: int) -> DenseShape:
@@ -129,14 +166,21 @@ def _shape(model: Model, multiprocessors: int) -> DenseShape:
     _, kv_heads, context, head_dim = first.keys.shape.static_dims
     hidden, heads = first.out.outputs, first.out.inputs
     ranks = 1 << (max(multiprocessors // kv_heads, 1)).bit_length() - 1
+    values = [x.other_v.scheme for x in model.layers if x.other_v is not None]
+    if "" in values:
+        raise Unsuited("q, k and v are not one product")
+    downs = [x.down.scheme for x in model.layers]
+    down = max(downs, key=downs.count)  # the type that most layers have
+    others = [scheme for scheme in downs if scheme != down]
     shape = DenseShape(
         len(model.layers), hidden, heads // head_dim, kv_heads, head_dim,
         first.gate.outputs, model.head.outputs, context,
         min(ranks, 32), model.eps, model.head_eps, model.scale, first.query_gain is not None,
         first.keys.dtype.name,
-        schemes=tuple(
-            w.scheme for w in (first.qkv, first.out, first.gate, first.down, model.head)
+        schemes=(
+            first.qkv.scheme, first.out.scheme, first.gate.scheme, down, model.head.scheme,
         ),
+        others=(_one(values), _one(others)),
     )  # fmt: skip
     if shape.blocks < _LEAST_SHARE * multiprocessors:
         raise Unsuited(f"only {shape.blocks} of {multiprocessors} multiprocessors would work")

@@ -8,6 +8,7 @@ of f32 numbers. The warps' sums are added up through shared memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
@@ -21,12 +22,12 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     WARPS,
     DenseShape,
     Part,
+    Rows,
 )
 from rlx.llvm.builder import Value, bf16, f32, i32, vec
 
 _PLANES = 3
 _PLANE = 32  # bytes of 16 numbers
-MOST_REGISTERS = 48  # in which weights are held while values are awaited
 
 Columns = list[list[Value]]  # of each round, the operands of a product
 Tiles = list[list[list[Value]]]  # of each tile and round, its other operands
@@ -34,6 +35,9 @@ Tiles = list[list[list[Value]]]  # of each tile and round, its other operands
 
 class Products:
     """Those of weights in bf16."""
+
+    per_tile = 4  # sums of a lane
+    most_registers = 48  # in which weights are held while values are awaited
 
     def __init__(self, f: BlockFunction, shape: DenseShape, ring: Ring) -> None:
         self.f, self.shape, self.ring = f, shape, ring
@@ -100,37 +104,57 @@ class Products:
                     offset = 2 * self.shape.record * (first + i) + plane * _PLANE
                     f.store_shared(half, at, offset)
 
-    def columns(self, rounds: int) -> Columns:
+    def columns(self, part: Part) -> Columns:
         """The warp's columns as operands."""
-        return [self.operands(self.f.i32(i)) for i in range(rounds)]
+        return [self.operands(part, self.f.i32(i)) for i in range(part.rounds)]
 
-    def operands(self, number: Value) -> list[Value]:
+    def operands(self, part: Part, number: Value) -> list[Value]:
         """Those of one round."""
         at = self.warp * self.shape.planes_bytes + self.shape.place(PLANES)
-        return self._operands(at + number * self.shape.record)
+        return self._operands(part, at + number * self.shape.record)
 
     def out_columns(self, part: Part) -> Columns:
         """The same of the result of attention."""
         record = self.shape.record
         at = self._step(part) * record + self.shape.place(OUT_PLANES)
-        return [self._operands(at + i * (WARPS * record)) for i in range(part.rounds)]
+        return [self._operands(part, at + i * (WARPS * record)) for i in range(part.rounds)]
 
-    def _operands(self, at: Value) -> list[Value]:
+    def _operands(self, part: Part, at: Value) -> list[Value]:
         f = self.f
         words = [f.load_shared(at + self._read, i32, 16 * half) for half in range(2)]
         return [f.select(self._has_plane, w, f.i32(0)) for w in words]
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def fetch(self, part: Part, place: Slot, left: Value | int) -> tuple[Tiles, Slot]:
-        """All of the warp's weights of a part, into registers. So many slots of a row of the matrix
-        are left of the part."""
-        starts = self.ring.wait_all(place, part.slots)
+    def fetch(self, rows: Rows, place: Slot, share: Value | int) -> tuple[Tiles, Slot]:
+        """All of the warp's weights of some rows, into registers. The block has the `share`-th
+        piece of each row of the matrix."""
+        if rows.other is None or rows.count is None:
+            return self._fetch(rows.part, place, share)
+        most = max(part.tile_registers for part in rows.parts)
+        zero = self.f.i32(0)
+
+        def flat(part: Part) -> list[Value]:
+            tiles, (slot, parity) = self._fetch(part, place, share)
+            words = [[w.bits(i32) for w in words] for tile in tiles for words in tile]
+            return [slot, parity, *(w for four in words for w in [*four, *[zero] * most][:most])]
+
+        slot, parity, *words = self.f.if_(
+            rows.count.ne(0), lambda: flat(rows.part), lambda: flat(rows.parts[1])
+        )
+        each = most * rows.part.rounds
+        return [
+            [words[i + j : i + j + most] for j in range(0, each, most)]
+            for i in range(0, len(words), each)
+        ], (slot, parity)
+
+    def _fetch(self, part: Part, place: Slot, share: Value | int) -> tuple[Tiles, Slot]:
+        starts, left = self.ring.wait_all(place, part.slots), part.left(share)
         found: Tiles = []
         for above in range(part.down):
             mine = starts[above * part.across : (above + 1) * part.across]
             rounds = [self._load(part, mine, i, left) for i in range(part.rounds)]
-            found += [[self._decoded(part, r[tile]) for r in rounds] for tile in range(part.tiles)]
+            found += [[r[tile] for r in rounds] for tile in range(part.tiles)]
         return found, self.ring.free_all(place, part.slots)
 
     def _step(self, part: Part) -> Value:
@@ -166,10 +190,6 @@ class Products:
             at = at + self._first_tile(part) * (TILE * 128)
         return [self.f.load_matrices(at + i * (TILE * 128), 4) for i in range(part.tiles)]
 
-    def _decoded(self, part: Part, weights: list[Value]) -> list[Value]:
-        """What `_add` takes of what `_load` has found."""
-        return weights
-
     def _add(
         self, part: Part, weights: Sequence[Value], operands: Sequence[Value], sums: list[Value]
     ) -> list[Value]:
@@ -177,27 +197,32 @@ class Products:
         return self.f.multiply(weights, operands, sums, bf16)
 
     def zeros(self) -> list[Value]:
-        return [self.f.const(0.0, f32)] * 4
+        return [self.f.const(0.0, f32)] * self.per_tile
 
     # -- sums -------------------------------------------------------------------------------------
 
     def _park(
         self, part: Part, above: int | Value, tile: int, sums: Sequence[Value], buffer: int
     ) -> None:
-        """Store the warp's sums of the 16 rows of a tile of the `above`-th slot of a column."""
+        """Store the warp's sums of the rows of a tile of the `above`-th slot of a column."""
         f = self.f
-        at = self._row * SUM_STRIDE + self._step(part) * 4 + self._sums_at(buffer)
-        tiles = self._first_tile(part) + tile + above * (part.tiles * part.teams)
-        at = at + tiles * (TILE * SUM_STRIDE)
-        halves = self._halves(sums)
+        at = self._row * SUM_STRIDE + self._sums_of(part, above, tile, buffer)
+        halves = [sums[0] + sums[1], sums[2] + sums[3]]
         totals = [v + f.exchange(v, 1) for v in halves]
         for _ in f.when(self._fourth.eq(0)):
             f.store_shared(totals[0], at)
             f.store_shared(totals[1], at, 8 * SUM_STRIDE)
 
-    def _halves(self, sums: Sequence[Value]) -> list[Value]:
-        """The lane's share of the sums of its two rows."""
-        return [sums[0] + sums[1], sums[2] + sums[3]]
+    def _park_all(self, part: Part, above: int | Value, sums: Sequence[Value], buffer: int) -> None:
+        each = self.per_tile
+        for tile in range(part.tiles):
+            self._park(part, above, tile, sums[each * tile : each * (tile + 1)], buffer)
+
+    def _sums_of(self, part: Part, above: int | Value, tile: int, buffer: int) -> Value:
+        """Where the warp's sums of a tile are."""
+        tiles = self._first_tile(part) + tile + above * (part.tiles * part.teams)
+        at = self._step(part) * 4 + self._sums_at(buffer)
+        return at + tiles * (part.tile * SUM_STRIDE)
 
     def _sums_at(self, buffer: int) -> int:
         return self.shape.place(SUMS) + buffer * self.shape.sums_bytes
@@ -236,8 +261,15 @@ class Products:
 
     # -- whole products ---------------------------------------------------------------------------
 
-    def finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
+    def finish(self, rows: Rows, tiles: Tiles, columns: Columns, buffer: int) -> None:
         """Multiply what was fetched, and store the sums."""
+        if rows.other is None or rows.count is None:
+            self._finish(rows.part, tiles, columns, buffer)
+        else:
+            first, second = (partial(self._finish, p, tiles, columns, buffer) for p in rows.parts)
+            self.f.if_(rows.count.ne(0), first, second)
+
+    def _finish(self, part: Part, tiles: Tiles, columns: Columns, buffer: int) -> None:
         for number, rounds in enumerate(tiles):
             chains = []
             for first in range(0, len(rounds), 2):  # short ones, beside each other
@@ -253,25 +285,29 @@ class Products:
             self._park(part, *divmod(number, part.tiles), total, buffer)
 
     def stream(
-        self, part: Part, place: Slot, buffer: int, columns: Columns, left: Value | int
+        self, rows: Rows, place: Slot, buffer: int, columns: Columns, share: Value | int
     ) -> Slot:
         """Multiply slot by slot as they come; `columns` are the operands if registers hold them."""
         f = self.f
+        for part in rows.parts:
 
-        def row(above: Value, slot: Value, parity: Value) -> list[Value]:
-            sums, place = self._stream_row(part, (slot, parity), columns, left)
-            for tile in range(part.tiles):
-                self._park(part, above, tile, sums[4 * tile : 4 * tile + 4], buffer)
-            return list(place)
+            def row(above: Value, slot: Value, parity: Value, part: Part = part) -> list[Value]:
+                sums, place = self._stream_row(part, (slot, parity), columns, part.left(share))
+                self._park_all(part, above, sums, buffer)
+                return list(place)
 
-        slot, parity = f.loop(f.i32(0), f.i32(part.down), f.i32(1), list(place), row)
-        return slot, parity
+            first, last = f.i32(0), f.i32(part.down)
+            if rows.count is not None:
+                ends = rows.count.udiv(part.height)
+                first, last = (first, ends) if part is rows.part else (ends, last)
+            slot, parity = f.loop(first, last, f.i32(1), list(place), row)
+            place = slot, parity
+        return place
 
     def stream_rows(self, part: Part, place: Slot, number: Value, columns: Columns) -> Slot:
         """The same of one row of slots, the `number`-th of the buffers of sums."""
         sums, place = self._stream_row(part, place, columns, 0)
-        for tile in range(part.tiles):
-            self._park(part, number, tile, sums[4 * tile : 4 * tile + 4], 0)
+        self._park_all(part, number, sums, 0)
         return place
 
     def _stream_row(
@@ -280,6 +316,7 @@ class Products:
         f = self.f
         # rounds of a slot, or slots of a round
         per, slots = (max(1, n) for n in _ratios(part.boxes, part.round_boxes))
+        each = self.per_tile
 
         def some(number: Value | int, slot: Value, parity: Value, *sums: Value) -> list[Value]:
             places = [(slot, parity)]
@@ -292,10 +329,10 @@ class Products:
             made = list(sums)
             for i, tiles in enumerate(loaded):
                 at = number * per + i
-                operands = columns[at] if isinstance(at, int) else self.operands(at)
-                for tile, raw in enumerate(tiles):
-                    old, weights = made[4 * tile : 4 * tile + 4], self._decoded(part, raw)
-                    made[4 * tile : 4 * tile + 4] = self._add(part, weights, operands, old)
+                operands = columns[at] if isinstance(at, int) else self.operands(part, at)
+                for tile, weights in enumerate(tiles):
+                    own = slice(each * tile, each * (tile + 1))
+                    made[own] = self._add(part, weights, operands, made[own])
             return [*places[-1], *made]
 
         state = [*place, *self.zeros() * part.tiles]

@@ -14,7 +14,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.support.records import dataclass
 
-PACKED = "packed_planes_matmul"
+PACKED, LOOKUP = "packed_planes_matmul", "packed_planes_gather"
 
 
 class Unsuited(Exception):
@@ -39,6 +39,7 @@ class Layer:
 
     gain: Value
     qkv: Weight
+    other_v: Weight | None  # where v is a product of its own, with weights of another type
     query_gain: Value | None
     key_gain: Value | None
     keys: Value
@@ -80,7 +81,8 @@ def recognise(graph: Graph, lir: Lir) -> Model:
             raise Unsuited("layers do not follow each other")
     head = _Head(found[-1].result, users)
     _require_same([part.settings for part in found])
-    _require_same([[_size(w) for w in part.weights] for part in found])
+    for sizes in zip(*[[_size(w) for w in part.weights] for part in found], strict=True):
+        _require_same(sizes)
     if found[0].eps != head.eps:
         raise Unsuited("norms differ in eps")
     seen = {node for part in (*found, head) for node in part.seen}
@@ -97,16 +99,24 @@ def recognise(graph: Graph, lir: Lir) -> Model:
 
 
 def _lookup(x: Value, nodes: set[Node], users: Any, lir: Lir) -> Node | None:
-    """The lookup of one token in an embedding of bf16, if it gives x and nothing else reads it."""
-    node = x.node
-    if node.op.name != "cast" or node.inputs[0].node.op.name != "gather":
+    """The lookup of one token in an embedding of bf16 or packed rows, if it gives x and nothing
+    else reads it."""
+    node = found = x.node
+    if node.op.name == "cast" and node.inputs[0].node.op.name == "gather":
+        found = node.inputs[0].node
+    elif node.op.name != LOOKUP:
         return None
-    found: Node = node.inputs[0].node
     op: Any = found.op
     table, ids = found.inputs
-    plain = table.node.op.name == "param" and table.dtype.name == "bf16" and op.axis == 0
+    plain = table.node.op.name == "param" and (
+        op.scheme.name in WEIGHTS
+        if found.op.name == LOOKUP
+        else table.dtype.name == "bf16" and op.axis == 0
+    )
     one = ids.dtype.name == "i32" and all(d == 1 for d in ids.shape.dims)
-    alone = set(users.get(found.output, [])) == {node} and set(users.get(x, [])) <= nodes
+    alone = set(users.get(x, [])) <= nodes
+    if found is not node:
+        alone = alone and set(users.get(found.output, [])) == {node}
     outside = not {found.output, x} & set(lir.outputs)
     same_phase = lir.phases.get(found) is lir.phases.get(node) is lir.phases.get(next(iter(nodes)))
     return found if plain and one and alone and outside and same_phase else None
@@ -114,7 +124,7 @@ def _lookup(x: Value, nodes: set[Node], users: Any, lir: Lir) -> Node | None:
 
 def _size(weight: Weight | Value) -> Any:
     if isinstance(weight, Weight):
-        return weight.outputs, weight.inputs, weight.scheme
+        return weight.outputs, weight.inputs
     return weight.shape
 
 
@@ -281,18 +291,32 @@ class _Layer(_Part):
         keys, new = self._cache(attention.inputs[1])
         k, key_gain = self._rotated(new, heads * dim, kv * dim)
         values, new = self._cache(attention.inputs[2])
-        v = self._slice(new, (heads + kv) * dim, kv * dim)
-        if not q is k is v or (query_gain is None) != (key_gain is None):
-            raise Unsuited("q, k and v are not one product")
+        if q is not k or (query_gain is None) != (key_gain is None):
+            raise Unsuited("q and k are not one product")
         normed, qkv = self.product(q)
+        other_v = self._values(new, q, normed, (heads + kv) * dim, kv * dim)
         self.x, gain, self.eps = self.norm(normed)
         self.require_row(self.x)
         attended, out, residual = self.residual(self.only_user(attention.output))
         if residual is not self.x or attended is not attention.output:
             raise Unsuited("attention is not added to x")
-        self._ffn(attended, gain, qkv, query_gain, key_gain, keys, values, out)
+        self._ffn(attended, gain, (qkv, other_v), query_gain, key_gain, keys, values, out)
 
-    def _ffn(self, attended: Value, gain: Value, qkv: Weight, *more: Any) -> None:
+    def _values(self, new: Value, q: Node, normed: Value, start: int, length: int) -> Weight | None:
+        """The weights of v, if it is a product of its own and not the last columns of another."""
+        node = self._uncast(new)
+        if node.op.name == "narrow":
+            if self._slice(new, start, length) is not q:
+                raise Unsuited("q, k and v are not one product")
+            return None
+        x, weight = self.product(node)
+        if x is not normed or q.output.shape.dims[-1] != start or weight.outputs != length:
+            raise Unsuited("v is not a product of what q and k are")
+        return weight
+
+    def _ffn(
+        self, attended: Value, gain: Value, qkv: tuple[Weight, Weight | None], *more: Any
+    ) -> None:
         middle = self.only_user(attended).output
         found = [n for n in self.users[middle] if n.op.name == "rms_norm"]
         if len(found) != 1:
@@ -309,10 +333,11 @@ class _Layer(_Part):
         self.result = last.output
         query_gain, key_gain, keys, values, out = more
         self.layer = Layer(
-            gain, qkv, query_gain, key_gain, keys, values, out, second, gate, up, down
+            gain, *qkv, query_gain, key_gain, keys, values, out, second, gate, up, down
         )
-        self.weights = [qkv, out, gate, up, down, keys, values]
+        self.weights = [out, gate, up, down, keys, values]
         self.settings = (
+            qkv[0].scheme, qkv[0].inputs, out.scheme, gate.scheme,
             self.scale, self.position, self.eps, self.head_eps, id(self.cos), id(self.sin),
             query_gain is None, keys.dtype,
         )  # fmt: skip

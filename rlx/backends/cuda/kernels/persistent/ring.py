@@ -66,9 +66,10 @@ class Ring:
         row: Value,
         column: Value | int,
         place: Slot,
+        rows: Value | None = None,
     ) -> Slot:
-        """Fill the slots of a part of a matrix, or of two, that begins at this row and column.
-        `maps` are those of each: its quants, then what lies beside them."""
+        """Fill the slots of a part of a matrix, or of two, that begins at this row and column; or
+        of so many rows of it. `maps` are those of each: its quants, then what lies beside them."""
         f, weights = self.f, part.weights
         begins = offsets(part.scheme, part.whole)[0] if part.scheme else {}
 
@@ -92,7 +93,8 @@ class Ring:
 
             return list(self.fill((slot, parity), part.slot_bytes, copy))
 
-        slot, parity = f.loop(f.i32(0), f.i32(part.slots), f.i32(1), list(place), fill)
+        count = f.i32(part.slots) if rows is None else rows.udiv(part.height) * part.across
+        slot, parity = f.loop(f.i32(0), count, f.i32(1), list(place), fill)
         return slot, parity
 
     @property

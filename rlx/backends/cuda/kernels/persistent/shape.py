@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from math import gcd
 
+from rlx.backends.cuda.builder import WARP
 from rlx.llvm.builder import Type, Value, bf16, f16
 from rlx.support.records import dataclass
 
 WARPS = 16  # that multiply; one more copies
 THREADS = 32 * WARPS
-TILE = 16  # rows that a tensor core multiplies at a time
+TILE = 16  # rows that a tensor core multiplies at a time; a slot has a multiple of so many
 _BOX_ROW = 128  # bytes
 COPY_UNIT = 16  # bytes: where a tile begins in a row, and how wide it is
 _MOST_BOXES = 8
@@ -32,10 +33,12 @@ class Side:
 
     def bytes(self, columns: int) -> int:
         """What is copied of a row, wherever a multiple of so many columns begins: tiles begin at
-        multiples of 16 bytes only."""
+        multiples of 16 bytes only. Rows of higher bits are an odd number of such apart, so that
+        eight of them are read at a time without conflicts."""
         used = self.used(columns)
         before = COPY_UNIT - gcd(used, COPY_UNIT)
-        return -(-(before + used) // COPY_UNIT) * COPY_UNIT
+        units = -(-(before + used) // COPY_UNIT)
+        return COPY_UNIT * (units | 1 if self.name == "high" else units)
 
 
 @dataclass(frozen=True)
@@ -43,17 +46,20 @@ class Weights:
     """How a type of weights lies in the ring."""
 
     per_box: int  # columns in 128 bytes
-    step: int  # columns that a tensor core multiplies at a time
+    step: int  # columns that a warp multiplies at a time
     slot: int  # bytes of a slot
-    registers: int  # of a thread, for a tile of 16 rows and such columns
     sides: tuple[Side, ...] = ()
 
 
-_SCALES = Side("scales", 32, 2)
+_SCALES, _PAIRS = Side("scales", 32, 2), Side("supers", 256, 4)
+_SLOT = 19_456  # bytes: 64 rows of 512 columns of Q4_K
 WEIGHTS = {
-    "": Weights(64, 16, 16_384, 4),  # bf16
-    "Q8_0": Weights(128, 32, 17_408, 6, (_SCALES,)),
-    "Q4_K": Weights(256, 32, 19_456, 6, (_SCALES, Side("supers", 256, 4))),
+    "": Weights(64, 16, 16_384),  # bf16
+    "Q8_0": Weights(128, 32, 17_408, (_SCALES,)),
+    "Q4_0": Weights(256, 32, _SLOT, (_SCALES,)),
+    "Q4_K": Weights(256, 32, _SLOT, (_SCALES, _PAIRS)),
+    "Q5_K": Weights(256, 32, _SLOT, (_SCALES, _PAIRS, Side("high", 32, 4))),
+    "Q6_K": Weights(256, 32, _SLOT, (_SCALES, Side("supers", 256, 2), Side("high", 32, 8))),
 }
 
 
@@ -71,6 +77,7 @@ class Part:
     whole: int
     halves: int = 1
     scheme: str = ""
+    tallest: int = 64
 
     @property
     def weights(self) -> Weights:
@@ -78,7 +85,8 @@ class Part:
 
     @property
     def height(self) -> int:
-        return next((h for h in (64, 48, 32, 16) if self.rows % h == 0), 0)
+        heights = [h for h in (64, 48, 32, 16) if h <= self.tallest]
+        return next((h for h in heights if self.rows % h == 0), 0)
 
     @property
     def teams(self) -> int:
@@ -151,19 +159,42 @@ class Part:
         return self.across * self.down
 
     @property
+    def tile(self) -> int:
+        """Rows that a warp multiplies at a time: of packed weights, one or two lanes have a row."""
+        return WARP if self.scheme and self.height % (WARP * self.teams) == 0 else TILE
+
+    @property
+    def lanes(self) -> int:
+        """Of a row of packed weights."""
+        return WARP // self.tile
+
+    @property
     def tiles(self) -> int:
-        """Tiles of 16 rows of a slot that a warp has."""
-        return self.height // TILE // self.teams
+        """Tiles of a slot that a warp has."""
+        return self.height // self.tile // self.teams
 
     @property
     def rounds(self) -> int:
         """How often each warp has a step of a row."""
         return self.columns // self.round
 
+    def left(self, share: Value | int) -> Value | int:
+        """Slots that are left of the `share`-th piece of a row of the matrix, as far as that
+        matters: where copies of what lies beside quants begin."""
+        used = [side.used(self.columns) for side in self.weights.sides]
+        return share * self.across if any(n % COPY_UNIT for n in used) else 0
+
     @property
     def registers(self) -> int:
         """Of a thread, to hold all weights."""
-        return self.down * self.tiles * self.rounds * self.weights.registers
+        return self.down * self.tiles * self.rounds * self.tile_registers
+
+    @property
+    def tile_registers(self) -> int:
+        """The same for a tile and a step."""
+        weights = self.weights
+        beside = sum(max(1, side.unit // 4) for side in weights.sides)
+        return weights.step * 128 // weights.per_box * self.tile // (4 * WARP) + beside
 
     @property
     def fits(self) -> bool:
@@ -175,6 +206,20 @@ class Part:
             and self.box_rows % 8 == 0
             and self.boxes > 0
         )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A block's rows of a matrix, where they may be of another type: `count` are not. These are in
+    front; either all rows are of one type, or both types are copied 16 rows at a time."""
+
+    part: Part
+    other: Part | None = None
+    count: Value | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,) if self.other is None else (self.part, self.other)
 
 
 @dataclass(frozen=True)
@@ -197,6 +242,7 @@ class DenseShape:
     kv_name: str = "f16"
     piece: int = 32  # positions of the KV cache that are copied and read together: 32 or 64
     schemes: tuple[str, ...] = ("",) * 5  # of q k v, out, gate and up, down, head; empty for bf16
+    others: tuple[str, str] = ("", "")  # of v and of down in some of the layers, if they differ
     widest: int = 6144  # columns of the FFN's last product that a block has, at most
 
     # -- blocks -----------------------------------------------------------------------------------
@@ -222,9 +268,20 @@ class DenseShape:
     def qkv_rows(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
+    @property
+    def qk_rows(self) -> int:
+        return (self.heads + self.kv_heads) * self.head_dim
+
     @cached_property
     def qkv(self) -> Part:
-        return Part(self.qkv_rows // self.blocks, self.hidden, self.hidden, scheme=self.schemes[0])
+        return self._qkv(self.schemes[0])
+
+    def _qkv(self, scheme: str) -> Part:
+        """A block has rows of q and k of one type and rows of v of another, if need be: then they
+        are copied 16 at a time."""
+        rows = self.qkv_rows // self.blocks
+        tallest = TILE if self.others[0] and self.qk_rows % rows else 64
+        return Part(rows, self.hidden, self.hidden, scheme=scheme, tallest=tallest)
 
     @cached_property
     def out(self) -> Part:
@@ -249,8 +306,20 @@ class DenseShape:
 
     @cached_property
     def down(self) -> Part:
+        return self._down(self.schemes[3])
+
+    def _down(self, scheme: str) -> Part:
         rows = self.hidden * self.splits // self.blocks
-        return Part(rows, self.ffn // self.splits, self.ffn, scheme=self.schemes[3])
+        return Part(rows, self.ffn // self.splits, self.ffn, scheme=scheme)
+
+    @cached_property
+    def other_v(self) -> Part | None:
+        """Rows of v where they have another type."""
+        return self._qkv(self.others[0]) if self.others[0] else None
+
+    @cached_property
+    def other_down(self) -> Part | None:
+        return self._down(self.others[1]) if self.others[1] else None
 
     @cached_property
     def head(self) -> Part:
@@ -267,8 +336,9 @@ class DenseShape:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Of the matrices of a layer: q k v, out, gate, up, down."""
-        return self.qkv, self.out, self.gate_up, self.gate_up, self.down
+        """Of the matrices of a layer: q k v, out, gate, up, down, then those of other types."""
+        others = [part for part in (self.other_v, self.other_down) if part is not None]
+        return self.qkv, self.out, self.gate_up, self.gate_up, self.down, *others
 
     @property
     def own(self) -> int:
@@ -306,8 +376,13 @@ class DenseShape:
         return self.at_added + 8 * self.hidden
 
     @property
+    def at_x(self) -> int:
+        """x at the start, as it is read again."""
+        return (self.at_counts + 2 + 3) // 4 * 4
+
+    @property
     def words(self) -> int:
-        return self.at_counts + 2
+        return self.at_x + self.hidden
 
     @property
     def ahead(self) -> int:
@@ -417,11 +492,11 @@ class DenseShape:
             return f"a context of {self.context} is no multiple of {self.piece}"
         if self.ffn % (self.blocks * self.splits) or self.qkv_rows % self.blocks:
             return f"rows do not divide among {self.blocks} blocks"
-        if any(bool(s) != self.is_packed for s in self.schemes):
+        if any(bool(s) != self.is_packed for s in (*self.schemes, *filter(None, self.others))):
             return "some weights are packed, others are not"
-        for name in ("qkv", "out", "gate_up", "down", "head"):
-            part: Part = getattr(self, name)
-            if not part.fits:
+        for name in ("qkv", "out", "gate_up", "down", "head", "other_v", "other_down"):
+            part: Part | None = getattr(self, name)
+            if part is not None and not part.fits:
                 return f"{part.rows} rows of {part.columns} of {name} in a block"
         if self.slots < _FEWEST_SLOTS:
             return f"only {self.slots} slots of weights fit into shared memory"
@@ -438,5 +513,5 @@ HEAD_ROWS = 32  # of the head in a slot
 HEAD_TILES = 2  # times so many between two barriers
 FIXED_ARGS = 13
 POSITION = 6  # which of them
-POINTERS = 6  # of a layer, beside tensor maps
+POINTERS = 7  # of a layer, beside tensor maps; the last says which matrices are of other types
 BARRIERS, PLANES, SUMS, SQUARES, OUT_PLANES, QUERIES, NEW_KV, MAXIMA, ARGS = range(9)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, Segment, WeightRows, words
+from rlx.backends.cuda.kernels.qgemm.digits import (
+    DIGITS,
+    RECORD,
+    SCALE_AT,
+    add_products,
+    factors,
+    half,
+    quant_bytes,
+    split,
+)
 from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
-from rlx.llvm.builder import Value, f16, f32, i8, i16, i32
+from rlx.llvm.builder import Value, f16, f32, i8, i16, i32, vec
 from rlx.support.records import dataclass
 
 _BIASED = 0x4B000000  # 2²³ as an f32: its low bits are an integer
@@ -26,9 +38,16 @@ class PackedRows(WeightRows):
         return {"Q4_K": 6, "Q5_K": 7, "Q6_K": 8}.get(self.scheme, 5)
 
     @property
+    def record(self) -> int:  # type: ignore[override]
+        return 0 if self.scheme == "MXFP4" else RECORD
+
+    @property
     def most(self) -> int:
         """No number that `decode` gives is larger; the least is 0, or as far below it."""
         return {"Q8_0": 255, "Q6_K": 63, "Q5_K": 31}.get(self.scheme, 15)
+
+    def row_bytes(self, k: int) -> int:
+        return offsets(self.scheme, k)[1]
 
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         places, size = offsets(self.scheme, k)
@@ -73,6 +92,28 @@ class PackedRows(WeightRows):
                 high[i] = high[i] | ((word >> shift + 4) & 0x03030303) << 4
         return [v for word in (*low, *high) for v in bytes_of(f, word)]
 
+    def put_record(self, f: BlockFunction, values: Sequence[Value], at: Value) -> None:
+        words, scale, total = split(f, values)
+        for i in range(0, len(words), 4):
+            f.store_shared(f.join(words[i : i + 4]), at, 4 * i, align=16)
+        f.store_shared(f.join([scale, total]), at, SCALE_AT, align=8)
+
+    def operands(self, f: BlockFunction, start: Value | int, chunk: Value) -> list[Value]:
+        found, number = list[Value](), chunk.to(i32)
+        record = number >> 1 if self.scheme == "Q8_0" else number
+        at = record * RECORD + start
+        words = at + (number & 1) * 16 if self.scheme == "Q8_0" else at
+        for plane in range(DIGITS):
+            for i in range(0, self.elements, 16):
+                found += shared_words(f, words, 32 * plane + i, 4)
+        pair = f.load_shared(at, vec(2, f32), SCALE_AT, align=8)
+        return [*found, f.extract(pair, 0), f.extract(pair, 1)]
+
+    def add(self, f: BlockFunction, raw: Raw, operands: Sequence[Value], total: Value) -> Value:
+        quants = quant_bytes(f, self.scheme, raw[:4], raw[6:])
+        scales = factors(f, self.scheme, raw[4], raw[-1] if len(raw) < 6 else raw[5])
+        return add_products(f, self.scheme, quants, scales, operands, total)
+
     def segments(self, f: BlockFunction, raw: Raw) -> list[Segment]:
         if self.scheme in ("Q8_0", "Q4_0"):
             scale = half(f, raw[4])
@@ -93,9 +134,41 @@ class PackedRows(WeightRows):
         return found
 
 
-def half(f: BlockFunction, word: Value) -> Value:
-    """The f16 in the low bits of a value of 32 bits."""
-    return f.unpack_halves(word, f16)[0]
+def decode_one(f: BlockFunction, scheme: str, row: Value, column: Value, k: int) -> Value:
+    """One number of a row, the same as `decode` and `segments` give."""
+    places = offsets(scheme, k)[0]
+
+    def number(part: str, size: int, at: Value) -> Value:
+        type_ = i8 if size == 1 else i16 if size == 2 else i32
+        found = f.load(f.gep(row, at * size + places[part]), type_, align=size)
+        return found.to(i32, signed=False)
+
+    chunk, inside = column >> 5, (column & 31).to(i32)
+    if scheme == "Q8_0":
+        quant = f.load(f.gep(row, column), i8).to(f32)
+        return quant * half(f, number("scales", 2, chunk))
+    q = number("quants", 1, chunk * 16 + (column & 15)) >> (inside >> 4) * 4 & 15
+    if scheme == "Q5_K":
+        q = q | (number("high", 4, chunk) >> inside & 1) << 4
+    if scheme == "Q6_K":
+        more = number("high", 1, chunk * 8 + (column & 7))
+        q = q | (more >> (inside >> 3) * 2 & 3) << 4
+        small = f.load(f.gep(row, (column >> 4) + places["scales"]), i8).to(f32)
+        scale = half(f, number("supers", 2, column >> 8)) * small
+        return f.fma(q.to(f32), scale, scale * -32.0)
+    if scheme == "Q4_0":
+        scale = half(f, number("scales", 2, chunk))
+        return f.fma(q.to(f32), scale, scale * -8.0)
+    pair = number("scales", 2, chunk)
+    d, least = f.unpack_halves(number("supers", 4, column >> 8), f16)
+    scale, minimum = ((pair >> s & 63).to(f32) for s in (0, 8))
+    return f.fma(q.to(f32), d * scale, least * minimum * -1.0)
+
+
+def shared_words(f: BlockFunction, at: Value, offset: int, count: int) -> list[Value]:
+    """`count` values of 32 bits in shared memory, by one load."""
+    found = f.load_shared(at, vec(count, i32), offset, align=4 * count)
+    return [f.extract(found, i) for i in range(count)]
 
 
 def bytes_of(f: BlockFunction, word: Value) -> list[Value]:
