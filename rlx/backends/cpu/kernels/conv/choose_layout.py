@@ -376,7 +376,7 @@ class _Layout:
 
     def _conv_transpose(self, node: Node) -> None:
         """Kernels that do not overlap: a 1×1 convolution, its channels pixels of the result."""
-        g, op = self.graph, node.op
+        op = node.op
         x, w, *bias = node.inputs
         record: Any = op
         if not self.suits(node) or x.shape.rank != 4 or not _tiles_output(record, w):
