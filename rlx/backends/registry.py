@@ -20,6 +20,7 @@ _BUILT_IN = {
     "cuda": "rlx.backends.cuda",
 }
 _NUMBERED = ("cuda",)  # there may be several: "cuda:1" is the second; listed where there is one
+_GPU_TARGET = "sm_"  # how the names of GPU targets begin
 _factories: dict[str, Callable[[], Backend]] = {}
 _backends: dict[str, Backend] = {}
 
@@ -125,3 +126,12 @@ def _find(name: str) -> Callable[[], Backend]:
             plugin: Callable[[], Backend] = entry.load()
             return plugin
     raise OptionError("unknown device", got=repr(name), expected=", ".join(available_devices()))
+
+
+def backend_for_target(device: Device, target: str) -> Backend:
+    """A device making code for a target that `inspect` shows: a CPU by name, or a GPU's, such as
+    `sm_90a`, which need not be here."""
+    if target.startswith(_GPU_TARGET):
+        made: Backend = importlib.import_module(_BUILT_IN["cuda"]).make_code_backend(target)
+        return made
+    return device.backend.for_target(target)

@@ -123,7 +123,16 @@ class Sizes:
         ),
     ] = None
     cpu: Annotated[
-        str | None, typer.Option("--cpu", help="Make code for another CPU, such as x86-64-v3.")
+        str | None,
+        typer.Option("--cpu", help="Code for another target: x86-64-v3, or sm_90a."),
+    ] = None
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--beside",
+            metavar="TARGET",
+            help="Kernels for this target too, side by side: LLVM IR, and assembly or PTX.",
+        ),
     ] = None
 
     @property
@@ -159,6 +168,11 @@ def inspect(
             require_other_file(written, Path(name))
     if html is not None and wanted != Wanted():
         raise typer.BadParameter("--html is a report on everything, and goes without a stage")
+    if sizes.beside is not None:
+        if wanted.after or wanted.diff or wanted.json or is_onnx(name):
+            raise typer.BadParameter("--beside goes with --stage llvm or asm, of no ONNX file")
+        _show_beside(name, html, wanted, sizes, loading)
+        return
     if is_onnx(name):
         _inspect_onnx(name, html, wanted, sizes, loading)
         return
@@ -181,6 +195,28 @@ def inspect(
         return
     console.facts([(_label(key), _shown(v)) for key, v in summary.items()])
     wanted.deliver(f"\n{stages.result.explain()}\n")
+
+
+def _show_beside(
+    name: str, html: Path | None, wanted: Wanted, sizes: Sizes, loading: Loading
+) -> None:
+    """The kernels of two targets, as text or as a page."""
+    from rlx.viz.side_by_side import as_page, as_text, pairs
+
+    subject = open_subject(name, loading.context, loading.kv)
+    left = _stages(subject, sizes, False, wanted.block, loading)
+    assert sizes.beside is not None
+    right = Stages(
+        subject.module, _backend(loading.device, sizes.beside), left.options, wanted.block
+    )
+    with console.working("compiling"):
+        found = pairs(left, right, wanted.stage)
+    if html is not None:
+        with atomic_file(html.resolve()) as file:
+            file.write(as_page(subject.name, found).encode())
+        console.note(f"wrote {html}: open it in a browser")
+    else:
+        wanted.deliver(as_text(found, None if wanted.output else console.screen().width))
 
 
 def _inspect_onnx(
@@ -207,11 +243,11 @@ def _stages(subject: Subject, sizes: Sizes, symbolic: bool, block: str, loading:
     return Stages(subject.module, _backend(loading.device, sizes.cpu), options, block)
 
 
-def _backend(device: str, cpu: str | None) -> Backend:
-    from rlx.backends.registry import Device
+def _backend(device: str, target: str | None) -> Backend:
+    from rlx.backends.registry import Device, backend_for_target
 
-    backend = Device.of(device).backend
-    return backend if cpu is None else backend.for_target(cpu)
+    chosen = Device.of(device)
+    return chosen.backend if target is None else backend_for_target(chosen, target)
 
 
 def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:

@@ -141,13 +141,14 @@ class Stages:
         from rlx.ir.text import node_line
 
         for node in graph.nodes:
-            if self._wanted(node):
+            if self.wanted(node):
                 place = f"  // block {node.origin.block}" if node.origin.block else ""
                 yield f"{node_line(node)}{place}"
 
     # -- text ---------------------------------------------------------------------------------
 
-    def _wanted(self, node: Node | None) -> bool:
+    def wanted(self, node: Node | None) -> bool:
+        """Whether a node is in the block asked for."""
         if not self.block:
             return True
         block = "" if node is None else node.origin.block
@@ -168,7 +169,7 @@ class Stages:
         for line in text.splitlines():
             match = _NODE.match(line)
             if match is not None:
-                wanted = self._wanted(graph.nodes[int(match[1])])
+                wanted = self.wanted(graph.nodes[int(match[1])])
             elif not line.startswith("    "):
                 wanted = False
             if wanted:
@@ -176,7 +177,7 @@ class Stages:
         return "\n".join(kept) + "\n"
 
     def _check_block(self, graph: Graph) -> None:
-        if any(map(self._wanted, graph.nodes)):
+        if any(map(self.wanted, graph.nodes)):
             return
         blocks = sorted({n.origin.block for n in graph.nodes if n.origin.block})
         shown = ", ".join(blocks[:8]) + (f" and {len(blocks) - 8} more" if blocks[8:] else "")
@@ -196,7 +197,7 @@ class Stages:
         nodes = self.lir.graph.nodes
         self._check_block(self.lir.graph)
         lines = text.splitlines()[-len(nodes) :]  # a line each, after the header
-        return "\n".join(t for t, n in zip(lines, nodes, strict=True) if self._wanted(n)) + "\n"
+        return "\n".join(t for t, n in zip(lines, nodes, strict=True) if self.wanted(n)) + "\n"
 
     # -- native code --------------------------------------------------------------------------
 
@@ -208,15 +209,15 @@ class Stages:
     def kernels(self) -> dict[str, tuple[KernelCode, list[LaunchInfo]]]:
         """The distinct kernels of the blocks asked for, by key, with their launches."""
         found: dict[str, tuple[KernelCode, list[LaunchInfo]]] = {}
-        for kernel, launches in self.program.kernels(self._wanted).items():
+        for kernel, launches in self.program.kernels(self.wanted).items():
             code = kernel.emit()
             found.setdefault(code.key, (code, []))[1].extend(launches)
         return found
 
     def _program(self) -> str:
-        if not any(self._wanted(launch.node) for launch in self.program.launches):
+        if not any(self.wanted(launch.node) for launch in self.program.launches):
             self._check_block(self.lir.graph)
-        return self.program.table(self._wanted)
+        return self.program.table(self.wanted)
 
     def _code(self, exact: bool, assembly: bool) -> str:
         kernels = self.kernels()

@@ -141,3 +141,21 @@ def test_a_result_with_other_readers_is_computed_once():
 
     names = check((2, 8, 6, 7), ((16, 8, 1, 1), {}), squeeze)
     assert names.count("conv_channels_last") == 3
+
+
+def test_a_transposed_convolution_takes_in_scale_shift_and_activation():
+    """Its kernels do not overlap, so it is a 1×1 convolution; then batch norm and an activation."""
+
+    def transposed(g, y):
+        rng = np.random.default_rng(2)
+
+        def constant(*dims):
+            return g.constant(rng.uniform(0.5, 1.5, dims).astype(np.float32))
+
+        y = g.conv_transpose(y, constant(8, 5, 2, 3), constant(5), stride=(2, 3))
+        y = g.sub(g.mul(y, constant(1, 5, 1, 1)), constant(5, 1, 1))
+        return g.relu(y)
+
+    names = check((2, 8, 6, 7), transposed)
+    assert names.count("conv_channels_last") == 3
+    assert not {"conv_transpose", "mul", "sub", "add", "relu"} & set(names)

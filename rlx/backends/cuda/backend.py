@@ -6,12 +6,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend, Parts, PlanInfo
+from rlx.backends.cuda.builder import gpu_of_target
 from rlx.backends.cuda.decode_loop import ADVANCE
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.kernel import GpuKernel, KernelLoader
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.stored_program import StoredKernel, StoredProgram, write_program
+from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
@@ -21,6 +23,15 @@ from rlx.support.settings import setting
 if TYPE_CHECKING:
     from rlx.backends.cuda.compiler import Compiler
     from rlx.backends.cuda.inspection import CudaInspection
+
+
+class AbsentGpu(Gpu):
+    """The largest GPU of a target: code is made for it, whether or not there is one here."""
+
+    def __init__(self, target: str) -> None:
+        self.__dict__["name"] = target
+        found = gpu_of_target(target)
+        self.__dict__["capability"], self.__dict__["multiprocessors"] = found
 
 
 class CudaBackend(Backend):
@@ -96,3 +107,24 @@ class CudaBackend(Backend):
         from rlx.backends.cuda.inspection import CudaInspection
 
         return CudaInspection(self)
+
+
+class CodeBackend(CudaBackend):
+    """Makes code for a GPU that need not be here: it is shown, and cannot run."""
+
+    def __init__(self, target: str) -> None:
+        self.gpu = AbsentGpu(target)
+        self.kernels = KernelLoader(self.gpu)
+
+    @property
+    def allocator(self) -> CudaAllocator:
+        raise self._shown_only()
+
+    def compile(self, lir: Lir, options: CompileOptions) -> CudaExecutable:
+        raise self._shown_only()
+
+    def _shown_only(self) -> UnsupportedError:
+        return UnsupportedError(
+            "code for this target is shown only", where=self.kernels.target.cpu,
+            hint='device="cuda" makes code for the GPU that is here, and runs it',
+        )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rlx.errors import UnsupportedError
+from rlx.errors import OptionError, UnsupportedError
 from rlx.llvm.builder import Function, Module, Type, Value, i64
 from rlx.llvm.target import Target
 
@@ -32,6 +32,9 @@ _TARGETS = {
     (10, 0): "sm_100a",
 }
 _OLDEST = min(_TARGETS)
+_MULTIPROCESSORS = {
+    (8, 0): 108, (8, 6): 84, (8, 7): 16, (8, 9): 128, (9, 0): 132, (10, 0): 148,
+}  # fmt: skip
 _TRIPLE = "nvptx64-nvidia-cuda"
 
 
@@ -46,6 +49,17 @@ def target_for(capability: tuple[int, int]) -> Target:
     known = max(c for c in _TARGETS if c <= capability)
     name = _TARGETS[known] if known == capability else f"sm_{known[0]}{known[1]}"
     return Target(_TRIPLE, name, (PTX,), "nvptx64")
+
+
+def gpu_of_target(name: str) -> tuple[tuple[int, int], int]:
+    """Compute capability and multiprocessors of a target's largest GPU: `sm_90a` is an H100."""
+    for capability, target in _TARGETS.items():
+        if target == name:
+            return capability, _MULTIPROCESSORS[capability]
+    raise OptionError(
+        "unknown target", where="target", got=repr(name),
+        expected="one of " + ", ".join(_TARGETS.values()),
+    )  # fmt: skip
 
 
 class KernelFunction(Function):

@@ -21,7 +21,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.ir.ops.activation import activation_ops, is_default
-from rlx.ir.ops.conv import Conv
+from rlx.ir.ops.conv import Conv, ConvTranspose
 from rlx.ir.shape import normalize_axis
 from rlx.llvm.nest.elements import can_activate
 from rlx.llvm.target import Target
@@ -53,8 +53,17 @@ class _Made:
     w: Value
     bias: Value | None
     residual: Value | None
-    record: Any  # Conv
+    record: Any  # Conv, or ConvTranspose whose kernels do not overlap
     activation: str = "none"
+
+    @property
+    def is_transposed(self) -> bool:
+        return isinstance(self.record, ConvTranspose)
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the filters that is the result's channels."""
+        return 1 if self.is_transposed else 0
 
 
 def last_axes(rank: int) -> tuple[int, ...]:
@@ -177,6 +186,8 @@ class _Layout:
 
     def _build(self, made: _Made) -> Value:
         g, record = self.graph, made.record
+        if made.is_transposed:
+            return self._transposed(made)
         w, lanes = made.w, self.target.lanes(32)
         out, per_group = w.shape.static_dims[:2]
         filters = out // record.groups
@@ -226,6 +237,8 @@ class _Layout:
         other = node.inputs[1 - i]
         if made.residual is None and self._by_channel(other, rank) and (i == 0 or name in _EITHER):
             return self._rebuilt(node, lambda: self._scaled(made, name, other))
+        if made.is_transposed:
+            return False
         if made.residual is None and name == "add" and other.shape.same_dims(node.output.shape):
             if other is node.inputs[i] or other.shape.dtype is not f32:
                 return False
@@ -244,11 +257,13 @@ class _Layout:
 
     def _scaled(self, made: _Made, name: str, by: Value) -> _Made:
         """The convolution with a scale or a shift of its channels in filters and bias."""
-        g, out = self.graph, made.w.shape.dims[0]
+        g, axis = self.graph, made.channel_axis
+        out = made.w.shape.dims[axis]
         vector = g.reshape(by, shape=(by.shape.num_elements,))
         if name in ("mul", "div"):
             apply: Any = getattr(g, name)
-            column = g.reshape(by, shape=(by.shape.num_elements, *(1,) * (made.w.shape.rank - 1)))
+            rest = (1,) * (made.w.shape.rank - 1 - axis)
+            column = g.reshape(by, shape=(*(1,) * axis, by.shape.num_elements, *rest))
             bias = None if made.bias is None else apply(made.bias, vector)
             return _with(made, w=apply(made.w, column), bias=bias)
         if name == "sub":
@@ -361,28 +376,31 @@ class _Layout:
 
     def _conv_transpose(self, node: Node) -> None:
         """Kernels that do not overlap: a 1×1 convolution, its channels pixels of the result."""
-        g, op = self.graph, node.op
+        op = node.op
         x, w, *bias = node.inputs
         record: Any = op
         if not self.suits(node) or x.shape.rank != 4 or not _tiles_output(record, w):
             return
+        made = _Made(self.to_last(x, 4), w, bias[0] if bias else None, None, record)
+        self.finish(node, lambda: self._build(made))
+
+    def _transposed(self, made: _Made) -> Value:
+        g, w = self.graph, made.w
         c, out, down, right = w.shape.static_dims
-        batch, _, height, width = x.shape.dims
-        twin = self.to_last(x, 4)
-
-        def build() -> Value:
-            count = down * right * out
-            filters = g.reshape(g.transpose(w, axes=(2, 3, 1, 0)), shape=(count, c, 1, 1))
-            each = None
-            if bias:
-                each = g.reshape(g.expand(bias[0], shape=(down * right, out)), shape=(count,))
-            y = self._build(_Made(twin, filters, each, None, Conv(stride=(1, 1))))
-            y = g.reshape(y, shape=(batch, height, width, down, right, out))
-            y = g.transpose(y, axes=(0, 1, 3, 2, 4, 5))
-            made: Value = g.reshape(y, shape=(batch, height * down, width * right, out))
-            return made
-
-        self.finish(node, build)
+        batch, height, width, _ = made.x.shape.dims
+        count = down * right * out
+        filters = g.reshape(g.transpose(w, axes=(2, 3, 1, 0)), shape=(count, c, 1, 1))
+        bias = made.bias
+        if bias is not None:
+            bias = g.reshape(g.expand(bias, shape=(down * right, out)), shape=(count,))
+        plain = _with(made, w=filters, bias=bias, record=Conv(stride=(1, 1)))
+        y = self._build(plain)
+        del self.made[y]  # its pixels are in another order
+        y = g.reshape(y, shape=(batch, height, width, down, right, out))
+        y = g.transpose(y, axes=(0, 1, 3, 2, 4, 5))
+        result: Value = g.reshape(y, shape=(batch, height * down, width * right, out))
+        self.made[result] = made
+        return result
 
 
 _EITHER = ("add", "mul")
