@@ -147,10 +147,6 @@ class BlockFunction(KernelFunction):
         no kernel writes may be read before."""
         raise NotImplementedError
 
-    def fetch(self, address: Value, count: int) -> None:
-        """Ask for so many bytes of global memory, a multiple of 16, for loads that come later."""
-        raise NotImplementedError
-
     def let_next_start(self) -> None:
         """The kernel behind may start now, up to its `wait_for_previous`."""
         raise NotImplementedError

@@ -122,10 +122,6 @@ class GpuFunction(ExchangeFunction):
         if self.overlaps and not self.is_part:
             self._asm("griddepcontrol.wait;", [], [])
 
-    def fetch(self, address: Value, count: int) -> None:
-        if generation(self.target.cpu) >= _OVERLAP:
-            self._asm(f"cp.async.bulk.prefetch.L2.global [$0], {count};", [], [address])
-
     def let_next_start(self) -> None:
         if self.overlaps and not self.is_part:
             self._asm("griddepcontrol.launch_dependents;", [], [])

@@ -7,11 +7,12 @@ kernel in front has ended: they do not depend on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
-from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, Segment, WeightRows, load_run
+from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows, Raw, Segment, WeightRows, load_run
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Value, f32, i64
 from rlx.support.records import dataclass
@@ -21,7 +22,8 @@ _IN_FLIGHT = 16  # loads of weights that a lane has under way
 _FEWER = 8  # beside split numbers
 _ROWS = (2, 3, 4, 6, 8, 12, 16)  # of a warp
 _MULTIPROCESSORS = 132
-_HALF = 112  # registers of a thread for numbers, where two blocks share a multiprocessor
+_LARGE = 1 << 25  # numbers of a weight, from which on a launch is little of the time
+_HALF = 108  # registers of a thread for numbers, where two blocks share a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class Gemv(BlockKernel):
     norm: Norm | None = None
     resident: int = 0  # blocks that share a multiprocessor; 0: one, or two where that costs nothing
     in_flight: int = 0  # loads of weights that a lane has under way; 0: as many as usual
-    fetches: bool = False  # ask for all of the block's weights before the kernel in front has ended
 
     @property
     def label(self) -> str:
@@ -139,7 +140,34 @@ def gemv_for(
     while split < _WARPS and split * WARP < chunks and n * 2 < 40000 * split:
         split *= 2
     rows = _rows(m, n, _WARPS // split, 2 if epilogue.pair else 1)
-    return Gemv(weight, x, m, k, epilogue, rows, split, many, norm)
+    usual = Gemv(weight, x, m, k, epilogue, rows, split, many, norm)
+    plain = m == 1 and not many and norm is None and not epilogue.pair
+    return _large(usual, n) if plain and n * k >= _LARGE else usual
+
+
+def _large(usual: Gemv, n: int) -> Gemv:
+    """One row and a large weight, as measured to be fastest on an H200. Several blocks share a
+    multiprocessor, so that some load while others begin and end."""
+    if usual.splits_x:
+        wide = usual.weight.registers > 6
+        if usual.split > 1:  # each block splits all of a long x: few blocks
+            rows = 12 if wide else 16
+            return replace(usual, rows=rows, in_flight=rows, resident=1)
+        if usual.steps == 1:
+            return usual
+        rows, in_flight = (6, 6) if usual.steps == 2 and not wide else (4, 4 if wide else 8)
+        return replace(usual, rows=rows, in_flight=in_flight, resident=2)
+    if not isinstance(usual.weight, FloatRows):
+        return usual
+    at_once = 2 * _MULTIPROCESSORS
+
+    def idle(rows: int) -> float:
+        """The share of the time that places for blocks are empty, when all take as long."""
+        blocks = -(-n // (_WARPS // usual.split * rows))
+        return round(1 - blocks / (-(-blocks // at_once) * at_once), 2)
+
+    rows = min((8, 7, 6), key=idle)
+    return replace(usual, rows=rows, in_flight=rows, resident=2)
 
 
 def _rows(m: int, n: int, warps: int, halves: int) -> int:
@@ -191,8 +219,6 @@ class _Emitter:
 
         sums = [f.const(0.0, f32)] * kernel.values
         ahead = load(0)
-        if kernel.fetches:
-            self._fetch()
         if kernel.norm is not None and groups <= 2 and not kernel.splits_x:
             first = [f.min(own + i * each, chunks - 1) for i in range(group)]
             self.gammas = [self._gamma(kernel.weight.runs(f, chunk)) for chunk in first]
@@ -210,15 +236,6 @@ class _Emitter:
         else:
             sums = self._loop(sums, ahead, load, own, (groups, group, each, chunks))
         self._finish(sums)
-
-    def _fetch(self) -> None:
-        """Bring the block's rows into the cache of all multiprocessors."""
-        f, kernel = self.f, self.kernel
-        thread, size = f.thread(), kernel.weight.row_bytes(kernel.k)
-        row = self.first + thread.to(i64)
-        for weight in self.weights:
-            for _ in f.when((thread < kernel.outputs) & (row < self.n)):
-                f.fetch(f.gep(weight, row * size), size)
 
     def _split_x(self) -> None:
         f, kernel = self.f, self.kernel
@@ -323,9 +340,11 @@ class _Emitter:
 
     @property
     def _divides(self) -> bool:
-        """Whether all lanes have as many chunks."""
+        """Whether every step of every group is a chunk of every lane: else those past the end must
+        count nothing."""
         kernel = self.kernel
-        return kernel.weight.chunks(kernel.k) % (WARP * kernel.split) == 0
+        each = WARP * kernel.split * kernel.group
+        return kernel.weight.chunks(kernel.k) == each * kernel.groups
 
     def _add(
         self, sums: list[Value], loaded: list[list[Raw]], chunk: Value, each: int, chunks: int

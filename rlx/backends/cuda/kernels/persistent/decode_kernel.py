@@ -32,7 +32,7 @@ from rlx.backends.cuda.kernels.persistent.layer_args import (
     LayerArgs,
 )
 from rlx.backends.cuda.kernels.persistent.packed_product import PackedProducts
-from rlx.backends.cuda.kernels.persistent.product import Columns, Products
+from rlx.backends.cuda.kernels.persistent.product import Columns, Products, Rows
 from rlx.backends.cuda.kernels.persistent.ring import Ring, Slot
 from rlx.backends.cuda.kernels.persistent.shape import (
     ARGS,
@@ -44,7 +44,6 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     WARPS,
     DenseShape,
     Part,
-    Rows,
 )
 from rlx.backends.cuda.kernels.qgemm.packed_rows import decode_one
 from rlx.backends.cuda.kernels.qgemm.row_planes import offsets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cuda.builder import BlockFunction
-from rlx.backends.cuda.kernels.persistent.shape import ARGS, POINTERS, DenseShape, part_maps
+from rlx.backends.cuda.kernels.persistent.shape import ARGS, POINTERS, DenseShape
 from rlx.llvm.builder import Value, i32
 
 QKV, OUT, GATE, UP, DOWN, OTHERS = range(6)
@@ -37,8 +37,8 @@ class LayerArgs:
     def maps(self, i: int) -> list[Value]:
         """The tensor maps of a matrix."""
         parts = self._shape.parts
-        first = sum(part_maps(part) for part in parts[:i])
-        return [self._load(first + j) for j in range(part_maps(parts[i]))]
+        first = sum(part.maps for part in parts[:i])
+        return [self._load(first + j) for j in range(parts[i].maps)]
 
     def _load(self, i: int) -> Value:
         return self._f.load_shared_pointer(self._at, 8 * i)

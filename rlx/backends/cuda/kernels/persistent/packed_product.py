@@ -1,7 +1,7 @@
 """Products of packed weights in the ring with a vector, as products of integers.
 
-A warp has 32 of each 512 columns, a lane all of them of a row of 32, or half of them of a row of 16:
-tensor cores would multiply eight columns where x has one, and leave sums of two rows and three
+A warp has 32 of each 512 columns, a lane all of them of a row of 32, or half of them of a row of
+16: tensor cores would multiply eight columns where x has one, and leave sums of two rows and three
 digits in different lanes.
 """
 

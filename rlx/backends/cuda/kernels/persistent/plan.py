@@ -19,7 +19,7 @@ from rlx.backends.cuda.kernels.persistent.recognise import (
     Weight,
     recognise,
 )
-from rlx.backends.cuda.kernels.persistent.shape import TILE, DenseShape, Part
+from rlx.backends.cuda.kernels.persistent.shape import DenseShape, Part
 from rlx.backends.cuda.launches import KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS, Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
@@ -52,10 +52,6 @@ def persist(
             raise Unsuited(f"{cpu} has no copy engine that the kernel knows")
         model = recognise(lir.graph, lir)
         shape = _shape(model, multiprocessors)
-        if wish != "1" and any(shape.others) and shape.qkv.tallest == TILE:
-            raise Unsuited(
-                "a block has rows of q, k and v of several types: not yet shown on a GPU"
-            )
         if wish != "1" and _seconds(shape, _GRAPH) < _seconds(shape, _PERSISTENT):
             raise Unsuited("a graph of launches is faster by the cost model")
         return _replaced(launches, model, shape), ""

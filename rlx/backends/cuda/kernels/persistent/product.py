@@ -22,15 +22,29 @@ from rlx.backends.cuda.kernels.persistent.shape import (
     WARPS,
     DenseShape,
     Part,
-    Rows,
 )
 from rlx.llvm.builder import Value, bf16, f32, i32, vec
+from rlx.support.records import dataclass
 
 _PLANES = 3
 _PLANE = 32  # bytes of 16 numbers
 
 Columns = list[list[Value]]  # of each round, the operands of a product
 Tiles = list[list[list[Value]]]  # of each tile and round, its other operands
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A block's rows of a matrix, where they may be of another type: `count` are not. These are in
+    front; either all rows are of one type, or both types are copied 16 rows at a time."""
+
+    part: Part
+    other: Part | None = None
+    count: Value | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,) if self.other is None else (self.part, self.other)
 
 
 class Products:

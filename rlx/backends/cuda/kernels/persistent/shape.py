@@ -84,6 +84,11 @@ class Part:
         return WEIGHTS[self.scheme]
 
     @property
+    def maps(self) -> int:
+        """Tensor maps of the matrix."""
+        return 1 + len(self.weights.sides)
+
+    @property
     def height(self) -> int:
         heights = [h for h in (64, 48, 32, 16) if h <= self.tallest]
         return next((h for h in heights if self.rows % h == 0), 0)
@@ -206,20 +211,6 @@ class Part:
             and self.box_rows % 8 == 0
             and self.boxes > 0
         )
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A block's rows of a matrix, where they may be of another type: `count` are not. These are in
-    front; either all rows are of one type, or both types are copied 16 rows at a time."""
-
-    part: Part
-    other: Part | None = None
-    count: Value | None = None
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return (self.part,) if self.other is None else (self.part, self.other)
 
 
 @dataclass(frozen=True)
@@ -366,8 +357,7 @@ class DenseShape:
 
     @property
     def at_added(self) -> int:
-        """Sums in fixed point, of what is added to x behind attention and behind the FFN: of this
-        launch, and of the next."""
+        """Sums in fixed point of what attention and the FFN add to x: of this launch, the next."""
         return (self.at_gated + self.ffn + 3) // 4 * 4
 
     @property
@@ -401,7 +391,7 @@ class DenseShape:
 
     @cached_property
     def slots(self) -> int:
-        return min(12, (_MOST_SHARED - self._behind) // self.slot_bytes)
+        return min(12, (_MOST_SHARED - self._before(len(self._sizes))) // self.slot_bytes)
 
     @property
     def step(self) -> int:
@@ -444,7 +434,7 @@ class DenseShape:
     @property
     def maps(self) -> int:
         """Tensor maps of a layer; those of a matrix follow each other."""
-        return sum(part_maps(part) for part in self.parts)
+        return sum(part.maps for part in self.parts)
 
     @property
     def layer_args(self) -> int:
@@ -453,16 +443,14 @@ class DenseShape:
     @property
     def fixed_args(self) -> int:
         """Those of the launch; at the end are the maps of what lies beside the head's quants."""
-        return FIXED_ARGS + part_maps(self.head) - 1
+        return FIXED_ARGS + self.head.maps - 1
 
-    @property
-    def _behind(self) -> int:
-        return sum((size + 15) // 16 * 16 for size in self._sizes)
+    def _before(self, i: int) -> int:
+        return sum((size + 15) // 16 * 16 for size in self._sizes[:i])
 
     def place(self, i: int) -> int:
         """Where the i-th of `_sizes` begins; the ring is in front."""
-        before = sum((size + 15) // 16 * 16 for size in self._sizes[:i])
-        return self.slots * self.slot_bytes + before
+        return self.slots * self.slot_bytes + self._before(i)
 
     @property
     def at_position(self) -> int:
@@ -475,7 +463,7 @@ class DenseShape:
 
     @property
     def shared(self) -> int:
-        return self.slots * self.slot_bytes + self._behind
+        return self.place(len(self._sizes))
 
     def unsuited(self) -> str:
         """Why there is no kernel for this shape; empty where there is one."""
@@ -501,11 +489,6 @@ class DenseShape:
         if self.slots < _FEWEST_SLOTS:
             return f"only {self.slots} slots of weights fit into shared memory"
         return ""
-
-
-def part_maps(part: Part) -> int:
-    """Tensor maps of a matrix."""
-    return 1 + len(part.weights.sides)
 
 
 SUM_STRIDE = 4 * WARPS + 16  # bytes from row to row of the sums of warps
