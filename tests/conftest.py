@@ -5,9 +5,14 @@ Tests for the night, which repeat for every case what others show for some, run 
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# A job in the background of a shell ignores Ctrl-C, and so would the processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent
 # folders whose tests compile kernels, start processes or go through thousands of cases
