@@ -14,6 +14,7 @@ from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_st
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.kernels.qgemm.stream_gemv import stream_gemv_for
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
@@ -147,6 +148,7 @@ def lay_out_packed(graph: Graph) -> Graph:
     return graph
 
 
+_LARGE = 1 << 24  # numbers of a weight that streams through shared memory for one row
 _FEW_ROWS = 16  # up to so many, weights are decoded for some rows at a time
 _MOST_UNPACKED = 256 << 20  # bytes of a weight in scratch memory
 
@@ -212,10 +214,16 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
         node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
     )
     norm, given, more = norm_before(x, ctx)
-    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
     second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0
     ends = [Pointer(v) for v in (node.output, *residual)]
     args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
+    if ctx.cpu == HOPPER and m == 1 and x.dtype is f32 and weight.record and (
+        n * k * (2 if record.gate else 1) >= _LARGE
+    ):  # fmt: skip
+        stream = stream_gemv_for(record.scheme.name, k, n, epilogue, norm)
+        if stream is not None:
+            return [KernelLaunch(stream, args, blocks=stream.blocks)]
+    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
     groups = -(-ctx.upper(m) // group)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
 
