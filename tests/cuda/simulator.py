@@ -550,9 +550,10 @@ class Simulated(BlockFunction):
             made.append(self.make(np.where(np.abs(number) < FIXED_LIMIT, number, np.nan), f32))
         return made
 
-    def from_lane(self, value: Value, lane: int) -> Value:
+    def from_lane(self, value: Value, lane: int | Value) -> Value:
         self._require_warps()
-        return self.make(data_of(value)[np.arange(self.count) // WARP * WARP + lane], value.type)
+        place = data_of(lane) % WARP if isinstance(lane, Value) else lane
+        return self.make(data_of(value)[np.arange(self.count) // WARP * WARP + place], value.type)
 
     def exchange(self, value: Value, distance: int) -> SimValue:
         self._require_warps()
@@ -608,6 +609,35 @@ class Simulated(BlockFunction):
             found = product[:, row + 8 * (i // 2), column + i % 2].reshape(-1)
             result.append(self.make(found + data_of(value), f32))
         return list(result)
+
+    def multiply_bytes(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
+    ) -> list[Value]:
+        self._require_warps()
+        warps, lanes, width = self.count // WARP, np.arange(WARP), 8 * len(a)
+        left, right = np.zeros((warps, 16, width)), np.zeros((warps, width, 8))
+
+        def parts(value: Value) -> Any:
+            raw = np.ascontiguousarray(data_of(value)).view(np.int8)
+            return raw.astype(np.float64).reshape(warps, WARP, 4)
+
+        for i, value in enumerate(a):
+            for k in range(4):
+                column = lanes % 4 * 4 + k + 16 * (i // 2)
+                left[:, lanes // 4 + 8 * (i % 2), column] = parts(value)[:, :, k]
+        for i, value in enumerate(b):
+            for k in range(4):
+                right[:, lanes % 4 * 4 + k + 16 * i, lanes // 4] = parts(value)[:, :, k]
+        product, made = left @ right, list[Value]()
+        for i, value in enumerate(c):
+            found = product[:, lanes // 4 + 8 * (i // 2), lanes % 4 * 2 + i % 2].reshape(-1)
+            made.append(self.make((found + data_of(value)).astype(np.int64), i32))
+        return made
+
+    def pick_bytes(self, a: Value, b: Value, order: int) -> Value:
+        both = np.stack([data_of(a), data_of(b)], 1).astype(np.int32).view(np.uint8)
+        chosen = [order >> 4 * i & 7 for i in range(4)]
+        return self.make(np.ascontiguousarray(both[:, chosen]).view(np.int32)[:, 0], i32)
 
     def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
         left, right = (

@@ -259,9 +259,11 @@ class GpuFunction(ExchangeFunction):
 
     # -- warps ------------------------------------------------------------------------------------
 
-    def from_lane(self, value: Value, lane: int) -> Value:
-        text = f"shfl.sync.idx.b32 $0, $1, {lane}, 31, 0xffffffff;"
-        return self._asm(text, ["r"], [value.bits(i32)], effect=False)[0].bits(value.type)
+    def from_lane(self, value: Value, lane: int | Value) -> Value:
+        given = [lane] if isinstance(lane, Value) else []
+        place = "$2" if given else lane
+        text = f"shfl.sync.idx.b32 $0, $1, {place}, 31, 0xffffffff;"
+        return self._asm(text, ["r"], [value.bits(i32), *given], effect=False)[0].bits(value.type)
 
     def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
         names = ", ".join(f"${i}" for i in range(count))
@@ -278,6 +280,22 @@ class GpuFunction(ExchangeFunction):
             "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
         )
         return self._asm(text, ["f"] * 4, [*a, *b, *c], effect=False)
+
+    def multiply_bytes(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
+    ) -> list[Value]:
+        numbers = iter(range(4, 8 + len(a) + len(b)))
+        left, right, old = (
+            ", ".join(f"${next(numbers)}" for _ in values) for values in (a, b, c)
+        )
+        text = (
+            f"mma.sync.aligned.m16n8k{8 * len(a)}.row.col.s32.s8.s8.s32 {{$0, $1, $2, $3}}, "
+            f"{{{left}}}, {{{right}}}, {{{old}}};"
+        )
+        return self._asm(text, ["r"] * 4, [*a, *b, *c], effect=False)
+
+    def pick_bytes(self, a: Value, b: Value, order: int) -> Value:
+        return self._asm(f"prmt.b32 $0, $1, $2, {order};", ["r"], [a, b], effect=False)[0]
 
     def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
         return self._asm("dp4a.s32.s32 $0, $1, $2, $3;", ["r"], [a, b, c], effect=False)[0]

@@ -13,6 +13,7 @@ from rlx.backends.cuda.kernels.gemm.plan import HOPPER, plan_product
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_stride
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
+from rlx.backends.cuda.kernels.qgemm.few_packed_rows import few_packed_rows_for
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.stream_gemv import stream_gemv_for
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
@@ -223,8 +224,11 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
         stream = stream_gemv_for(record.scheme.name, k, n, epilogue, norm)
         if stream is not None:
             return [KernelLaunch(stream, args, blocks=stream.blocks)]
-    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
     groups = -(-ctx.upper(m) // group)
+    if group > 1 and x.dtype is f32 and weight.record:
+        few = few_packed_rows_for(record.scheme.name, group, k, n, epilogue, m != group)
+        return [KernelLaunch(few, args, blocks=groups * few.blocks(n))]
+    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
 
 

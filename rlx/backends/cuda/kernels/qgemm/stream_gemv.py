@@ -26,7 +26,7 @@ from rlx.llvm.builder import Value, f32, i16, i32, i64
 from rlx.support.records import dataclass
 
 _CHUNK = 32  # columns that a lane has
-_MOST_WARPS = 16
+_MOST_WARPS, _FEWER_WARPS = 16, 12
 _ROOM = 112 << 10  # bytes of shared memory, of which a multiprocessor has twice as much
 _MOST_SLOTS = 16
 
@@ -118,7 +118,9 @@ def stream_gemv_for(
     units = -(-k // (_CHUNK * WARP))  # warps that a row could use
     own = -(-units // _MOST_WARPS)
     divide = -(-units // own)
-    teams = max(1, (warps or _MOST_WARPS) // divide)
+    # minima of k-quants take registers, of which a thread of 16 warps has 64
+    most = warps or (_FEWER_WARPS if divide > 1 and scheme in ("Q4_K", "Q5_K") else _MOST_WARPS)
+    teams = max(1, most // divide)
     for count in (rows,) if rows else (8, 4, 2, 1):
         if count > n:
             continue
