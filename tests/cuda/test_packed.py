@@ -71,7 +71,7 @@ def test_rows_stream_through_shared_memory(
 def test_slots_are_filled_again(backend: CudaBackend, streams: None, name: str) -> None:
     """Few slots and many items: those of a team of one warp, and of two, go around several times."""
     for k, room in ((512, 8 << 10), (2048, 16 << 10)):
-        packed = drawn_blocks(name, 90, k, 2)
+        packed = drawn_blocks(name, 150, k, 2)
 
         def build(*given: Any, room: int = room) -> StreamGemv | None:
             return stream_gemv_for(*given, warps=2, rows=2, room=room)
