@@ -681,12 +681,22 @@ class Simulated(BlockFunction):
         right = self._tile(b, np.arange(n)[:, None] * 128 + np.arange(32), element)
         return self._added(left, right.transpose(0, 2, 1), sums)
 
+    def multiply_held(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        right = self._tile(b, np.arange(n)[:, None] * 128 + np.arange(32), element)
+        return self._added(self._held(a, element), right.transpose(0, 2, 1), sums)
+
     def multiply_weights(
         self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
     ) -> list[Value]:
         bytes_ = np.arange(4 * len(sums))
         columns = bytes_ // 128 * apart + bytes_ % 128
         right = self._tile(b, np.arange(16)[:, None] * 128 + columns, element)
+        return self._added(self._held(a, element), right, sums)
+
+    def _held(self, a: Sequence[Value], element: Type) -> Any:
+        """Matrices [64, 16] of each four warps that lie in registers."""
         lanes = np.arange(4 * WARP)
         row, column = lanes // WARP * 16 + lanes % WARP // 4, lanes % 4 * 2
         left = np.zeros((self.count // len(lanes), 64, 16))
@@ -695,7 +705,7 @@ class Simulated(BlockFunction):
             pairs = raw.astype(np.float64).reshape(-1, len(lanes), 2)
             for k in range(2):
                 left[:, row + 8 * (i % 2), column + k + 8 * (i // 2)] = pairs[:, :, k]
-        return self._added(left, right, sums)
+        return left
 
     def _tile(self, start: Value, places: Any, element: Type) -> Any:
         """Numbers of a tile for each four warps, at these places from its start, permuted."""

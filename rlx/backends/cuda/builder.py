@@ -353,6 +353,13 @@ class BlockFunction(KernelFunction):
         bytes whose 16-byte pieces are permuted: bits 4-6 of an address are xored with bits 7-9."""
         raise NotImplementedError
 
+    def multiply_held(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        """As `multiply_group`, with a in registers: each warp has 16 rows of it, as for
+        `multiply`."""
+        raise NotImplementedError
+
     def multiply_weights(
         self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
     ) -> list[Value]:

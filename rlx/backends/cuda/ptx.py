@@ -331,6 +331,12 @@ class GpuFunction(ExchangeFunction):
         given = [self._descriptor(a, 1), self._descriptor(b, 1)]
         return self._products(n, element, sums, given, "$a, $b", "0, 0")
 
+    def multiply_held(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        given = [*a, self._descriptor(b, 1)]
+        return self._products(n, element, sums, given, "{$a, $b, $c, $d}, $e", "0")
+
     def multiply_weights(
         self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
     ) -> list[Value]:
