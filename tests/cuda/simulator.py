@@ -670,7 +670,9 @@ class Simulated(BlockFunction):
     def wait_group(self, groups: int) -> None:
         self.groups = min(self.groups, groups)
 
-    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
+    def finish_group(
+        self, sums: Sequence[Value], groups: int = 0, held: Sequence[Value] = ()
+    ) -> list[Value]:
         self.groups = min(self.groups, groups)
         return list(sums)
 
@@ -733,6 +735,10 @@ class Simulated(BlockFunction):
             found = product[:, row + 8 * (i // 2 % 2), column].reshape(-1)
             made.append(self.make(found + data_of(sums[i]) if sums else found, f32))
         return made
+
+    def move(self, value: Value, zero: Value) -> Value:
+        assert not data_of(zero).any()
+        return value
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> SimValue:
         with np.errstate(all="ignore"):

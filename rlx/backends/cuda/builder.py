@@ -376,8 +376,16 @@ class BlockFunction(KernelFunction):
         """Wait until all but the last `groups` groups of products are done."""
         raise NotImplementedError
 
-    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
-        """Wait for all products but those of the last `groups` groups; the sums, to be read."""
+    def finish_group(
+        self, sums: Sequence[Value], groups: int = 0, held: Sequence[Value] = ()
+    ) -> list[Value]:
+        """Wait for all products but those of the last `groups` groups; the sums, to be read. What
+        products have `held` in registers stays there until then."""
+        raise NotImplementedError
+
+    def move(self, value: Value, zero: Value) -> Value:
+        """An i32 in a register of its own, from here on: what is made of it while products run must
+        not be in a register that they read. `zero` is one that compilers do not know to be 0."""
         raise NotImplementedError
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:

@@ -322,8 +322,10 @@ class GpuFunction(ExchangeFunction):
     def wait_group(self, groups: int) -> None:
         self._asm(f"wgmma.wait_group.sync.aligned {groups};", [], [])
 
-    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
-        return self._tied(f"wgmma.wait_group.sync.aligned {groups};", sums, [], len(sums))
+    def finish_group(
+        self, sums: Sequence[Value], groups: int = 0, held: Sequence[Value] = ()
+    ) -> list[Value]:
+        return self._tied(f"wgmma.wait_group.sync.aligned {groups};", sums, held, len(sums))
 
     def multiply_group(
         self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
@@ -382,6 +384,9 @@ class GpuFunction(ExchangeFunction):
         return [
             self.instr(f"extractvalue {record.name} {whole.name}, {i}", f32) for i in range(count)
         ]
+
+    def move(self, value: Value, zero: Value) -> Value:
+        return self._asm("xor.b32 $0, $1, $2;", ["r"], [value, zero])[0]
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
         kind = "bf16x2" if element is bf16 else "f16x2"

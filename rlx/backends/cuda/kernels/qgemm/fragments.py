@@ -17,8 +17,10 @@ from rlx.llvm.builder import Value, f16, f32, i8, i16, i32, i64
 
 Raw = list[Value]  # what a lane has loaded of a step of a row
 _BLOCKS = 2  # of 32 columns, of a step
-_MAGIC = 0x4B000000  # an f32 whose low bits are an integer
-_ZERO = {"Q8_0": 128, "Q4_0": 8, "Q6_K": 32}  # what quants, as numbers without a sign, exceed
+# an f32, which numbers of 8 bits and of up to 7 are added to as the second or the third byte of its
+# bits, and the order of bytes: multiples of a scale less those of it are exact or nearly so
+_WIDE, _NARROW = (0x47000000, 32768, 0x7404, 4), (0x43000000, 128, 0x7044, 8)
+_ZERO = {"Q8_0": 128, "Q4_0": 8, "Q6_K": 32}  # of quants as numbers without a sign
 
 
 def unit_of(scheme: str) -> int:
@@ -99,11 +101,13 @@ class Fragments:
         found = []
         for number, word in enumerate(quants):
             scale, less = self._scale(pair, raw[3] if len(raw) > 3 else pair, number)
+            magic, least, order, shift = _WIDE if scheme == "Q8_0" else _NARROW
+            zero = scale * -float(least + _ZERO.get(scheme, 0))
+            zero = zero if less is None else zero + less
             made = []
             for byte in range(4):
-                whole = f.pick_bytes(word, f.i32(_MAGIC), 0x7440 | byte).bits(f32)
-                plain = whole - float((1 << 23) + _ZERO.get(scheme, 0))
-                made.append(plain * scale if less is None else f.fma(plain, scale, less))
+                whole = f.pick_bytes(word, f.i32(magic), order | byte << shift).bits(f32)
+                made.append(f.fma(whole, scale, zero))
             found += [f.pack_halves(made[0], made[1], f16), f.pack_halves(made[2], made[3], f16)]
         return found
 

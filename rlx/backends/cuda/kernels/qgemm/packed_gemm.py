@@ -125,6 +125,7 @@ class _Emitter:
         self.weights = [f.arg(args, 2 + i) for i in range(2 if kernel.epilogue.pair else 1)]
         self.partial, self.counters = f.arg(args, 4), f.arg(args, 5)
         self.m, self.blocks = f.arg(args, 6, i32), f.arg(args, 7, i32)
+        self.zero = self.m >> 31
         self.out = EpilogueArgs(f, kernel.epilogue, 8)
         self.beside = f.ceil_div(self.m, kernel.width)  # tiles that have the same weights
         self.items = self.beside * (-(-kernel.n // kernel.columns) * kernel.splits)
@@ -252,7 +253,8 @@ class _Emitter:
             f.commit_group()
             more = self._load(rows, f.min(step + (1 + kernel.ahead), last - 1))
             following = self.fragments.decode(later[:size])
-            sums = f.finish_group(sums)
+            sums = f.finish_group(sums, held=a)
+            following = [f.move(v, self.zero) for v in following]
             f.if_(f.lane32().eq(0), lambda: f.arrive(stage * 8 + _EMPTY))
             return [*self._next(stage, parity), *following, *later[size:], *more, *sums]
 
