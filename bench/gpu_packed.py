@@ -19,7 +19,7 @@ from bench.random_model import random_blocks
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 BANDWIDTH = 4390.0  # GB/s, the most that torch reads a tensor with (bench/GPU.md)
-ROWS = (2, 4, 8, 16, 32, 64, 512)
+ROWS = (2, 8, 16, 64, 512)
 _REPEAT, _SAMPLE = 10, 256
 _SETTINGS = ((0, 0, 112), (8, 0, 112), (16, 2, 112), (16, 4, 112), (8, 2, 112), (8, 0, 226))
 
