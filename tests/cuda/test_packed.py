@@ -69,7 +69,7 @@ def test_rows_stream_through_shared_memory(
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
 def test_slots_are_filled_again(backend: CudaBackend, streams: None, name: str) -> None:
-    """Few slots and many items: those of a team of one warp, and of two, go around several times."""
+    """Few slots and many items: teams of one warp, and of two, go around them several times."""
     for k, room in ((512, 8 << 10), (2048, 16 << 10)):
         packed = drawn_blocks(name, 150, k, 2)
 

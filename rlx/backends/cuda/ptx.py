@@ -285,9 +285,7 @@ class GpuFunction(ExchangeFunction):
         self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
     ) -> list[Value]:
         numbers = iter(range(4, 8 + len(a) + len(b)))
-        left, right, old = (
-            ", ".join(f"${next(numbers)}" for _ in values) for values in (a, b, c)
-        )
+        left, right, old = (", ".join(f"${next(numbers)}" for _ in values) for values in (a, b, c))
         text = (
             f"mma.sync.aligned.m16n8k{8 * len(a)}.row.col.s32.s8.s8.s32 {{$0, $1, $2, $3}}, "
             f"{{{left}}}, {{{right}}}, {{{old}}};"

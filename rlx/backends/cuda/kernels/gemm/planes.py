@@ -123,7 +123,6 @@ class Planes(BlockKernel):
             known = [v for pair in pairs for v in f.unpack_halves(pair, element)]
             numbers = [a - b for a, b in zip(numbers, known, strict=True)]
 
-
     def _store_ordered(self, f: BlockFunction, numbers: list[Value], to: Value, at: Value) -> None:
         """Store four neighbours of the only plane: lane q of a row of packed weights has columns
         that follow each other, and tensor cores take them at 2 q and 2 q + 8 of each 16."""

@@ -215,7 +215,7 @@ class _Emitter:
     # -- products ---------------------------------------------------------------------------------
 
     def _add(self, sums: list[Value], rows: list[Loaded], step: Value) -> list[Value]:
-        f, sums, scheme = self.f, list(sums), self.kernel.scheme
+        sums, scheme = list(sums), self.kernel.scheme
         first, inside = self._place(step)
         for i in range(_BLOCKS):
             planes, scale, total = self._digits(first + i, inside)

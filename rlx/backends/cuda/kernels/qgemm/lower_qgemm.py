@@ -65,16 +65,19 @@ class SplitBlocks(Op):
 @op("packed_planes_matmul", is_anchor=True)
 class PackedPlanesMatMul(Op):
     """`dequant_matmul` of a weight in rows of parts, plus a residual where there is one. With a
-    `gate`, an activation, the first half of the rows is the gate of the second."""
+    `gate`, an activation, the first half of the rows is the gate of the second; `wide`: in f32,
+    whatever x is."""
 
     scheme: QuantScheme
     gate: str = ""
+    wide: bool = False
 
     def infer(self, x: Shape, w: Shape, residual: Shape | None = None) -> Shape:
-        return x.with_dims((*x.dims[:-1], w.dims[0] // 2 if self.gate else w.dims[0]))
+        made = x.with_dims((*x.dims[:-1], w.dims[0] // 2 if self.gate else w.dims[0]))
+        return made.with_dtype(f32) if self.wide else made
 
     def reference(self, x: Array, w: Array, residual: Array | None = None) -> Array:
-        dtype = DType.of(x.dtype)
+        dtype = f32 if self.wide else DType.of(x.dtype)
         decoded = row_planes.decoded(self.scheme.name, w, x.shape[-1])
         wide, weights = widened(dtype, x, decoded)
         made = wide @ weights.T

@@ -14,7 +14,12 @@ from functools import partial
 from rlx.backends.cuda.builder import BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
-from rlx.backends.cuda.kernels.gemm.group_gemm import FEW_REGISTERS, GROUP, MANY_REGISTERS, GroupTile
+from rlx.backends.cuda.kernels.gemm.group_gemm import (
+    FEW_REGISTERS,
+    GROUP,
+    MANY_REGISTERS,
+    GroupTile,
+)
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, estimated_cycles
 from rlx.backends.cuda.kernels.qgemm.fragments import Fragments, Raw
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
@@ -127,8 +132,9 @@ class _Emitter:
         self.m, self.blocks = f.arg(args, 6, i32), f.arg(args, 7, i32)
         self.zero = self.m >> 31
         self.out = EpilogueArgs(f, kernel.epilogue, 8)
-        self.beside = f.ceil_div(self.m, kernel.width)  # tiles that have the same weights
-        self.items = self.beside * (-(-kernel.n // kernel.columns) * kernel.splits)
+        beside = f.ceil_div(self.m, kernel.width)  # tiles that have the same weights
+        self.beside = f.max(beside, 1)
+        self.items = beside * (-(-kernel.n // kernel.columns) * kernel.splits)
         self.warp = f.uniform(f.thread() >> 5)
         self.group, self.quad = f.lane32() >> 2, f.lane32() & 3
         self.fragments = Fragments(f, kernel.scheme, kernel.k)
@@ -154,7 +160,12 @@ class _Emitter:
         number = item.udiv(kernel.splits) if kernel.splits > 1 else item
         split = item - number * kernel.splits
         across = number.udiv(self.beside)
-        return number, split, across * kernel.columns, (number - across * self.beside) * kernel.width
+        return (
+            number,
+            split,
+            across * kernel.columns,
+            (number - across * self.beside) * kernel.width,
+        )
 
     def _steps(self, split: Value) -> tuple[Value, Value]:
         """The first step of a part of the columns of x, and the first behind it."""
@@ -210,7 +221,7 @@ class _Emitter:
     def _begin(self, item: Value) -> list[Value]:
         """The weights of the first steps of a tile."""
         f = self.f
-        _, split, column, _ = self._place(f.min(item, self.items - 1))
+        _, split, column, _ = self._place(f.max(f.min(item, self.items - 1), 0))
         rows, (first, last) = self._rows(column), self._steps(split)
         return [
             v
@@ -226,7 +237,9 @@ class _Emitter:
             row = f.min(column + self.warp * 8 + self.group, kernel.n - 1)
             return [self.fragments.row(w, row) for w in self.weights]
         first = column + self.warp * 16 + self.group
-        return [self.fragments.row(self.weights[0], f.min(r, kernel.n - 1)) for r in (first, first + 8)]
+        return [
+            self.fragments.row(self.weights[0], f.min(r, kernel.n - 1)) for r in (first, first + 8)
+        ]
 
     def _load(self, rows: Sequence[Value], step: Value) -> Raw:
         return [v for row in rows for v in self.fragments.load(row, step)]
@@ -240,9 +253,7 @@ class _Emitter:
         now = self.fragments.decode(raw[:size])
         held, waiting = len(now), raw[size:]
 
-        def emit_step(
-            step: Value, stage: Value, parity: Value, *carried: Value
-        ) -> list[Value]:
+        def emit_step(step: Value, stage: Value, parity: Value, *carried: Value) -> list[Value]:
             a, later = list(carried[:held]), list(carried[held : held + len(waiting)])
             sums = list(carried[held + len(waiting) :])
             f.wait_phase(stage * 8 + _FULL, parity)

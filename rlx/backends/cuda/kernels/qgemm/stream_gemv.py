@@ -19,7 +19,7 @@ from rlx.backends.cuda.kernels.gemm.gemv import Norm, scatter_sums
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS
 from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, load_run
 from rlx.backends.cuda.kernels.qgemm.digits import add_products, factors, quant_bytes, split
-from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows, shared_words
+from rlx.backends.cuda.kernels.qgemm.packed_rows import shared_words
 from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
 from rlx.ir.dtype import f32 as _F32
 from rlx.llvm.builder import Value, f32, i16, i32, i64
@@ -85,7 +85,7 @@ class StreamGemv(BlockKernel):
         """Of a block, at most."""
         return self.teams * (-(-self.items // (self.blocks * self.teams)))
 
-    # -- shared memory: mbarriers, sums of squares, sums of rows, slots -----------------------------
+    # -- shared memory: mbarriers, sums of squares, sums of rows, slots ---------------------------
 
     @property
     def squares_at(self) -> int:
@@ -185,15 +185,13 @@ class _Emitter:
                 self._refill(item, slot, parity, None)
             self._keep(item, sums)
             is_last = slot.eq(kernel.slots - 1)
-            return [
-                f.select(is_last, f.i32(0), slot + 1), parity ^ is_last.to(i32, signed=False)
-            ]
+            return [f.select(is_last, f.i32(0), slot + 1), parity ^ is_last.to(i32, signed=False)]
 
         f.loop(self.first, self.last, f.i32(1), [f.i32(0), f.i32(0)], body)
         f.barrier()
         self._finish()
 
-    # -- copies, by one thread of a team ------------------------------------------------------------
+    # -- copies, by one thread of a team -----------------------------------------------------------
 
     def _begin(self) -> None:
         f, kernel = self.f, self.kernel
