@@ -14,7 +14,7 @@ import bench
 from bench.instruction_set import hold_peers
 
 _ALIASES = {"qmatmul": "qgemm", "import": "import_models"}
-_NO_BARS = {"gpu_decode", "mca"}  # figures without a peer: not part of `all`
+_NO_BARS = {"gpu_decode", "gpu_packed", "mca"}  # figures without a peer: not part of `all`
 _HELPERS = {
     "__main__", "common", "gpu_batches", "gpu_f32", "instruction_set", "lora_model", "peers",
     "qwen3", "random_model", "results", "shallow_model", "start_models", "vocabularies",

@@ -550,9 +550,10 @@ class Simulated(BlockFunction):
             made.append(self.make(np.where(np.abs(number) < FIXED_LIMIT, number, np.nan), f32))
         return made
 
-    def from_lane(self, value: Value, lane: int) -> Value:
+    def from_lane(self, value: Value, lane: int | Value) -> Value:
         self._require_warps()
-        return self.make(data_of(value)[np.arange(self.count) // WARP * WARP + lane], value.type)
+        place = data_of(lane) % WARP if isinstance(lane, Value) else lane
+        return self.make(data_of(value)[np.arange(self.count) // WARP * WARP + place], value.type)
 
     def exchange(self, value: Value, distance: int) -> SimValue:
         self._require_warps()
@@ -609,6 +610,35 @@ class Simulated(BlockFunction):
             result.append(self.make(found + data_of(value), f32))
         return list(result)
 
+    def multiply_bytes(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
+    ) -> list[Value]:
+        self._require_warps()
+        warps, lanes, width = self.count // WARP, np.arange(WARP), 8 * len(a)
+        left, right = np.zeros((warps, 16, width)), np.zeros((warps, width, 8))
+
+        def parts(value: Value) -> Any:
+            raw = np.ascontiguousarray(data_of(value)).view(np.int8)
+            return raw.astype(np.float64).reshape(warps, WARP, 4)
+
+        for i, value in enumerate(a):
+            for k in range(4):
+                column = lanes % 4 * 4 + k + 16 * (i // 2)
+                left[:, lanes // 4 + 8 * (i % 2), column] = parts(value)[:, :, k]
+        for i, value in enumerate(b):
+            for k in range(4):
+                right[:, lanes % 4 * 4 + k + 16 * i, lanes // 4] = parts(value)[:, :, k]
+        product, made = left @ right, list[Value]()
+        for i, value in enumerate(c):
+            found = product[:, lanes // 4 + 8 * (i // 2), lanes % 4 * 2 + i % 2].reshape(-1)
+            made.append(self.make((found + data_of(value)).astype(np.int64), i32))
+        return made
+
+    def pick_bytes(self, a: Value, b: Value, order: int) -> Value:
+        both = np.stack([data_of(a), data_of(b)], 1).astype(np.int32).view(np.uint8)
+        chosen = [order >> 4 * i & 7 for i in range(4)]
+        return self.make(np.ascontiguousarray(both[:, chosen]).view(np.int32)[:, 0], i32)
+
     def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
         left, right = (
             np.ascontiguousarray(data_of(v)).view(np.int8).reshape(-1, 4).astype(np.int64)
@@ -640,7 +670,9 @@ class Simulated(BlockFunction):
     def wait_group(self, groups: int) -> None:
         self.groups = min(self.groups, groups)
 
-    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
+    def finish_group(
+        self, sums: Sequence[Value], groups: int = 0, held: Sequence[Value] = ()
+    ) -> list[Value]:
         self.groups = min(self.groups, groups)
         return list(sums)
 
@@ -651,12 +683,22 @@ class Simulated(BlockFunction):
         right = self._tile(b, np.arange(n)[:, None] * 128 + np.arange(32), element)
         return self._added(left, right.transpose(0, 2, 1), sums)
 
+    def multiply_held(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        right = self._tile(b, np.arange(n)[:, None] * 128 + np.arange(32), element)
+        return self._added(self._held(a, element), right.transpose(0, 2, 1), sums)
+
     def multiply_weights(
         self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
     ) -> list[Value]:
         bytes_ = np.arange(4 * len(sums))
         columns = bytes_ // 128 * apart + bytes_ % 128
         right = self._tile(b, np.arange(16)[:, None] * 128 + columns, element)
+        return self._added(self._held(a, element), right, sums)
+
+    def _held(self, a: Sequence[Value], element: Type) -> Any:
+        """Matrices [64, 16] of each four warps that lie in registers."""
         lanes = np.arange(4 * WARP)
         row, column = lanes // WARP * 16 + lanes % WARP // 4, lanes % 4 * 2
         left = np.zeros((self.count // len(lanes), 64, 16))
@@ -665,7 +707,7 @@ class Simulated(BlockFunction):
             pairs = raw.astype(np.float64).reshape(-1, len(lanes), 2)
             for k in range(2):
                 left[:, row + 8 * (i % 2), column + k + 8 * (i // 2)] = pairs[:, :, k]
-        return self._added(left, right, sums)
+        return left
 
     def _tile(self, start: Value, places: Any, element: Type) -> Any:
         """Numbers of a tile for each four warps, at these places from its start, permuted."""
@@ -693,6 +735,10 @@ class Simulated(BlockFunction):
             found = product[:, row + 8 * (i // 2 % 2), column].reshape(-1)
             made.append(self.make(found + data_of(sums[i]) if sums else found, f32))
         return made
+
+    def move(self, value: Value, zero: Value) -> Value:
+        assert not data_of(zero).any()
+        return value
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> SimValue:
         with np.errstate(all="ignore"):

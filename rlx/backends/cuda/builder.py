@@ -285,8 +285,8 @@ class BlockFunction(KernelFunction):
 
     # -- warps ------------------------------------------------------------------------------------
 
-    def from_lane(self, value: Value, lane: int) -> Value:
-        """The value, an f32 or i32, of a lane of the warp, in all of them."""
+    def from_lane(self, value: Value, lane: int | Value) -> Value:
+        """The value, an f32 or i32, of a lane of the warp: of one, or of that which each asks."""
         raise NotImplementedError
 
     def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
@@ -299,6 +299,20 @@ class BlockFunction(KernelFunction):
     ) -> list[Value]:
         """a [16 16] · b [16 8] + c [16 8] by a warp: 4, 2 and 4 values of each thread, as
         `load_matrices` has them (b transposed); c is f32."""
+        raise NotImplementedError
+
+    def multiply_bytes(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
+    ) -> list[Value]:
+        """a [16 32] · b [32 8] + c [16 8] by a warp, of bytes with a sign: 4, 2 and 4 values of
+        each thread. Value i of a holds columns 4 (lane % 4 + 4 (i / 2)) to + 3 of row lane / 4 +
+        8 (i % 2), of b those rows of column lane / 4; c is i32, as in `multiply`. With half of the
+        values a is [16 16]."""
+        raise NotImplementedError
+
+    def pick_bytes(self, a: Value, b: Value, order: int) -> Value:
+        """An i32 of four bytes, of those of a (0 to 3) and b (4 to 7): a digit of `order` for each,
+        the lowest byte last."""
         raise NotImplementedError
 
     def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
@@ -339,6 +353,13 @@ class BlockFunction(KernelFunction):
         bytes whose 16-byte pieces are permuted: bits 4-6 of an address are xored with bits 7-9."""
         raise NotImplementedError
 
+    def multiply_held(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        """As `multiply_group`, with a in registers: each warp has 16 rows of it, as for
+        `multiply`."""
+        raise NotImplementedError
+
     def multiply_weights(
         self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
     ) -> list[Value]:
@@ -355,8 +376,16 @@ class BlockFunction(KernelFunction):
         """Wait until all but the last `groups` groups of products are done."""
         raise NotImplementedError
 
-    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
-        """Wait for all products but those of the last `groups` groups; the sums, to be read."""
+    def finish_group(
+        self, sums: Sequence[Value], groups: int = 0, held: Sequence[Value] = ()
+    ) -> list[Value]:
+        """Wait for all products but those of the last `groups` groups; the sums, to be read. What
+        products have `held` in registers stays there until then."""
+        raise NotImplementedError
+
+    def move(self, value: Value, zero: Value) -> Value:
+        """An i32 in a register of its own, from here on: what is made of it while products run must
+        not be in a register that they read. `zero` is one that compilers do not know to be 0."""
         raise NotImplementedError
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:

@@ -1,4 +1,5 @@
-"""Products of a few rows take over what stands behind them: a residual, or the gate of an FFN.
+"""Products take over what stands behind them: a residual, or the gate of an FFN. Those of float
+weights do so for a few rows, those of packed ones for any number.
 
 A launch of its own costs microseconds. A norm of a sum becomes a sum in the product and a norm of
 its result, which the next product computes itself.
@@ -97,9 +98,12 @@ def _appended(graph: Graph, like: Node, op: Op, inputs: tuple[Value, ...]) -> No
 
 
 def _has_rows(node: Node) -> bool:
-    """Whether a product has few rows, in f32."""
+    """Whether a product in f32 can add and gate its rows: few, or those of packed weights."""
     if node.op.name not in (_PACKED, "matmul"):
         return False
     rows = prod(node.inputs[0].shape.dims[:-1], start=1)
     floats = node.inputs[0].dtype.name == node.output.dtype.name == "f32"
+    record: Any = node.op
+    if node.op.name == _PACKED and record.scheme.name != "MXFP4":
+        return floats and node.output.shape.dims[-1] % 4 == 0
     return floats and isinstance(rows, int) and rows <= MOST_ROWS

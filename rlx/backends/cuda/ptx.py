@@ -259,9 +259,11 @@ class GpuFunction(ExchangeFunction):
 
     # -- warps ------------------------------------------------------------------------------------
 
-    def from_lane(self, value: Value, lane: int) -> Value:
-        text = f"shfl.sync.idx.b32 $0, $1, {lane}, 31, 0xffffffff;"
-        return self._asm(text, ["r"], [value.bits(i32)], effect=False)[0].bits(value.type)
+    def from_lane(self, value: Value, lane: int | Value) -> Value:
+        given = [lane] if isinstance(lane, Value) else []
+        place = "$2" if given else lane
+        text = f"shfl.sync.idx.b32 $0, $1, {place}, 31, 0xffffffff;"
+        return self._asm(text, ["r"], [value.bits(i32), *given], effect=False)[0].bits(value.type)
 
     def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
         names = ", ".join(f"${i}" for i in range(count))
@@ -278,6 +280,20 @@ class GpuFunction(ExchangeFunction):
             "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
         )
         return self._asm(text, ["f"] * 4, [*a, *b, *c], effect=False)
+
+    def multiply_bytes(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]
+    ) -> list[Value]:
+        numbers = iter(range(4, 8 + len(a) + len(b)))
+        left, right, old = (", ".join(f"${next(numbers)}" for _ in values) for values in (a, b, c))
+        text = (
+            f"mma.sync.aligned.m16n8k{8 * len(a)}.row.col.s32.s8.s8.s32 {{$0, $1, $2, $3}}, "
+            f"{{{left}}}, {{{right}}}, {{{old}}};"
+        )
+        return self._asm(text, ["r"] * 4, [*a, *b, *c], effect=False)
+
+    def pick_bytes(self, a: Value, b: Value, order: int) -> Value:
+        return self._asm(f"prmt.b32 $0, $1, $2, {order};", ["r"], [a, b], effect=False)[0]
 
     def dot_bytes(self, a: Value, b: Value, c: Value) -> Value:
         return self._asm("dp4a.s32.s32 $0, $1, $2, $3;", ["r"], [a, b, c], effect=False)[0]
@@ -304,14 +320,22 @@ class GpuFunction(ExchangeFunction):
     def wait_group(self, groups: int) -> None:
         self._asm(f"wgmma.wait_group.sync.aligned {groups};", [], [])
 
-    def finish_group(self, sums: Sequence[Value], groups: int = 0) -> list[Value]:
-        return self._tied(f"wgmma.wait_group.sync.aligned {groups};", sums, [], len(sums))
+    def finish_group(
+        self, sums: Sequence[Value], groups: int = 0, held: Sequence[Value] = ()
+    ) -> list[Value]:
+        return self._tied(f"wgmma.wait_group.sync.aligned {groups};", sums, held, len(sums))
 
     def multiply_group(
         self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
     ) -> list[Value]:
         given = [self._descriptor(a, 1), self._descriptor(b, 1)]
         return self._products(n, element, sums, given, "$a, $b", "0, 0")
+
+    def multiply_held(
+        self, a: Sequence[Value], b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        given = [*a, self._descriptor(b, 1)]
+        return self._products(n, element, sums, given, "{$a, $b, $c, $d}, $e", "0")
 
     def multiply_weights(
         self, a: Sequence[Value], b: Value, sums: Sequence[Value], apart: int, element: Type
@@ -358,6 +382,9 @@ class GpuFunction(ExchangeFunction):
         return [
             self.instr(f"extractvalue {record.name} {whole.name}, {i}", f32) for i in range(count)
         ]
+
+    def move(self, value: Value, zero: Value) -> Value:
+        return self._asm("xor.b32 $0, $1, $2;", ["r"], [value, zero])[0]
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
         kind = "bf16x2" if element is bf16 else "f16x2"

@@ -1,7 +1,8 @@
-"""Networks of bf16 weights and many rows: what only products read is written in bf16 at once.
+"""Networks of bf16 or packed weights and many rows: what only products read is written in bf16 at
+once.
 
 Tensor cores multiply 16-bit numbers. A norm, a gate or attention whose result is read by products
-of bf16 weights alone rounds it itself; sums stay in f32, and so does the residual stream, which the
+of such weights alone rounds it itself; sums stay in f32, and so does the residual stream, which the
 product in front of a norm adds up. What a graph is given is never rounded.
 """
 
@@ -15,7 +16,7 @@ from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import bf16, f32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Array, Op, op
+from rlx.ir.op import Array, Op, lookup, op
 from rlx.ir.ops._common import rounded, wide
 from rlx.ir.ops.attention import Attention
 from rlx.ir.ops.fused import FusedMatMulBiasAct
@@ -24,7 +25,8 @@ from rlx.ir.ops.paged import PagedAttention
 from rlx.ir.shape import Shape
 
 _EXACT_ROWS = 128  # up to so many memory is the limit, and products of all bits cost nothing
-_PRODUCTS = ("matmul", "fused_matmul_bias_act", "fused_swiglu")
+_PACKED = "packed_planes_matmul"
+_PRODUCTS = ("matmul", "fused_matmul_bias_act", "fused_swiglu", _PACKED)
 _HEADS = (64, 128)  # numbers of a head that attention in 16 bits has kernels for
 
 
@@ -117,6 +119,8 @@ class _Rounding:
 
     def _reads(self, node: Node, value: Value) -> bool:
         """Whether a product of many rows reads the value rounded."""
+        if node.op.name == _PACKED:
+            return self._reads_packed(node, value)
         if node.op.name not in _PRODUCTS or not is_product(node):
             return False
         x, w = node.inputs[:2]
@@ -131,6 +135,17 @@ class _Rounding:
             return False
         return node.op.name != "fused_swiglu" or self._rounds(node.output)
 
+    def _reads_packed(self, node: Node, value: Value) -> bool:
+        """The same of packed weights, which the product decodes."""
+        record: Any = node.op
+        x, rows = node.inputs[0], prod(node.inputs[0].shape.dims[:-1], start=1)
+        if x is not value or any(v is value for v in node.inputs[1:]):
+            return False
+        if record.scheme.name == "MXFP4" or upper_bound(rows, self.graph.live) <= _EXACT_ROWS:
+            return False
+        n = node.output.shape.dims[-1]
+        return n % 8 == 0 and (not record.gate or self._rounds(node.output))
+
     def _can_round(self, node: Node) -> bool:
         name, record = node.op.name, node.op
         if name == "rms_norm":
@@ -143,14 +158,19 @@ class _Rounding:
             return k.bytes == 2 and given.kv_scheme is None and given.head_dim in _HEADS
         if name == "paged_attention":
             return node.inputs[1].dtype.bytes <= 2
+        if name == _PACKED:
+            gated: Any = record
+            return bool(gated.gate) and self._rounds_input(node)
         return name == "fused_swiglu" and self._rounds_input(node)
 
     def _rounds_input(self, node: Node) -> bool:
         """Whether the input of a gated product will be rounded: its result is in bf16 then."""
-        x = node.inputs[0]
-        if x.dtype is not f32 or x in self.kept or node.inputs[1].dtype is not bf16:
+        x, is_packed = node.inputs[0], node.op.name == _PACKED
+        if x.dtype is not f32 or x in self.kept:
             return False
-        return self._can_round(x.node) and x.node.op.name != "fused_swiglu" and all(
+        if not is_packed and node.inputs[1].dtype is not bf16:
+            return False
+        return self._can_round(x.node) and x.node.op.name not in ("fused_swiglu", _PACKED) and all(
             u is node for u in self.users[x])  # fmt: skip
 
     def _takes_residual(self, node: Node) -> bool:
@@ -183,6 +203,9 @@ class _Rounding:
             record = RoundedRmsNorm(**old.attributes())
         elif name == "fused_swiglu":
             record = old
+        elif name == _PACKED:
+            given: Any = old
+            record = old if given.gate else lookup(_PACKED)(scheme=given.scheme, wide=True)
         else:
             record = RoundedRmsNorm(**old.attributes())
             self._add_residual(node)

@@ -9,6 +9,7 @@ of a row and takes them for those that an instruction wants of it. x in f32 is t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
@@ -20,8 +21,8 @@ from rlx.support.records import dataclass
 
 FEW = 8  # rows of x, at most
 STEP = 32  # columns that a warp multiplies at a time
-_WARPS = 8
-_TILE = 16  # rows of the weight
+WARPS = 8
+TILE = 16  # rows of the weight
 _PLANES = 3
 _AHEAD = 4  # steps whose weights are loaded together
 _MANY = 264  # blocks that fill a GPU twice
@@ -48,7 +49,7 @@ class FewRows(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return _WARPS * WARP
+        return WARPS * WARP
 
     @property
     def halves(self) -> int:
@@ -56,11 +57,11 @@ class FewRows(BlockKernel):
 
     @property
     def outputs(self) -> int:
-        return _TILE * self.tiles
+        return TILE * self.tiles
 
     @property
     def shared(self) -> int:
-        return 4 * _WARPS * self.halves * self.outputs * FEW
+        return 4 * WARPS * self.halves * self.outputs * FEW
 
     def blocks(self, n: int) -> int:
         return -(-n // self.outputs)
@@ -70,7 +71,7 @@ class FewRows(BlockKernel):
 
 
 def few_rows_for(m: int, k: int, n: int, epilogue: Epilogue) -> FewRows:
-    tiles = 2 if not epilogue.pair and n >= 2 * _TILE * _MANY else 1
+    tiles = 2 if not epilogue.pair and n >= 2 * TILE * _MANY else 1
     return FewRows(m, k, epilogue, tiles)
 
 
@@ -85,7 +86,7 @@ class _Emitter:
         self.group, self.quad = f.lane32() >> 2, f.lane32() & 3
         self.first = f.block_number().to(i64) * kernel.outputs
         self.steps = kernel.k // STEP  # of all warps
-        self.own_steps = -(-self.steps // _WARPS)
+        self.own_steps = -(-self.steps // WARPS)
         weights = [f.arg(args, 2 + i) for i in range(kernel.halves)]
         self.rows: list[Value] = []  # where this lane's rows of the weight begin
         for weight in weights:
@@ -115,12 +116,13 @@ class _Emitter:
                 return [*new, *(v for step in following for v in step)]
 
             sums = f.loop(f.i64(0), f.i64(count), 1, [*sums, *flat], body)[: len(sums)]
-        self._finish(sums)
+        sizes = self.n, f.i64(kernel.m)
+        store_sums(f, kernel, self.out, sums, (self.first, f.i64(0)), sizes)
 
     def _place(self, step: Value) -> tuple[Value, Value]:
         """The first column of this lane in a step of this warp, and whether there is one."""
         f = self.f
-        number = step * _WARPS + self.warp.to(i64)
+        number = step * WARPS + self.warp.to(i64)
         there = f.min(number, self.steps - 1)
         return there * STEP + (self.quad << 3).to(i64), number < self.steps
 
@@ -128,7 +130,7 @@ class _Emitter:
         """The weights of some steps; those behind the last are 0."""
         f, found = self.f, list[list[Value]]()
         ahead = min(_AHEAD, self.own_steps)
-        divides = self.steps % (_WARPS * ahead) == 0  # what is loaded behind the last is not used
+        divides = self.steps % (WARPS * ahead) == 0  # what is loaded behind the last is not used
         for i in range(ahead):
             column, inside = self._place(first + i)
             step: list[Value] = []
@@ -164,32 +166,52 @@ class _Emitter:
                 rest = [a - b for a, b in zip(rest, parts, strict=True)]
         return found[::-1]
 
-    def _finish(self, sums: list[Value]) -> None:
-        """Add up the warps, and store."""
-        f, kernel = self.f, self.kernel
-        tile = 4 * _TILE * FEW  # bytes of a tile of sums: for each row of it those of x
-        own = self.warp * (tile * kernel.halves * kernel.tiles)
-        for t in range(kernel.halves * kernel.tiles):
-            for half in range(2):
-                at = own + (self.group + 8 * half) * (4 * FEW) + self.quad * 8
-                pair = f.join(sums[4 * t + 2 * half : 4 * t + 2 * half + 2])
-                f.store_shared(pair, at, tile * t, align=8)
-        f.barrier()
-        row = f.thread().udiv(kernel.outputs)
-        number = f.thread() - row * kernel.outputs
-        column = self.first + number.to(i64)
 
-        def store() -> None:
-            place = number * (4 * FEW) + row * 4
-            apart = tile * kernel.halves * kernel.tiles
-            totals = []
-            for half in range(kernel.halves):
-                total = f.const(0.0, f32)
-                for warp in range(_WARPS):
-                    offset = warp * apart + half * kernel.tiles * tile
-                    total = total + f.load_shared(place, f32, offset)
-                totals.append(total)
-            at = row.to(i64) * self.n + column
-            self.out.store(totals[0], totals[1] if kernel.epilogue.pair else None, column, at)
+class Tiles(Protocol):
+    """A kernel whose blocks have tiles of sums."""
 
-        f.if_((row < kernel.m) & (column < self.n), store)
+    @property
+    def m(self) -> int: ...
+    @property
+    def tiles(self) -> int: ...
+    @property
+    def halves(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def epilogue(self) -> Epilogue: ...
+
+
+def store_sums(
+    f: BlockFunction, kernel: Tiles, out: EpilogueArgs, sums: Sequence[Value],
+    first: tuple[Value, Value], sizes: tuple[Value, Value],
+) -> None:  # fmt: skip
+    """Add up the sums of the warps, and store: `first` are the first column of the result and its
+    first row, `sizes` how many there are."""
+    (column0, row0), (n, rows) = first, sizes
+    count = kernel.halves * kernel.tiles
+    tile = 4 * TILE * FEW  # bytes of a tile of sums: for each row of it those of x
+    own = (f.thread() >> 5) * (tile * count)
+    for t in range(count):
+        for half in range(2):
+            at = own + ((f.lane32() >> 2) + 8 * half) * (4 * FEW) + (f.lane32() & 3) * 8
+            pair = f.join(sums[4 * t + 2 * half : 4 * t + 2 * half + 2])
+            f.store_shared(pair, at, tile * t, align=8)
+    f.barrier()
+    row = f.thread().udiv(kernel.outputs)
+    number = f.thread() - row * kernel.outputs
+    column, there = column0 + number.to(i64), row0 + row.to(i64)
+
+    def store() -> None:
+        place = number * (4 * FEW) + row * 4
+        totals = []
+        for half in range(kernel.halves):
+            total = f.const(0.0, f32)
+            for warp in range(WARPS):
+                offset = warp * (tile * count) + half * kernel.tiles * tile
+                total = total + f.load_shared(place, f32, offset)
+            totals.append(total)
+        other = totals[1] if kernel.epilogue.pair else None
+        out.store(totals[0], other, column, there * n + column)
+
+    f.if_((row < kernel.m) & (column < n) & (there < rows), store)

@@ -29,7 +29,7 @@ _FULL, _EMPTY = 16, 16 + 8 * _MOST_STAGES  # where mbarriers are
 _RASTER = 16  # tiles below each other before the next column begins
 _TOGETHER = 8  # pairs of the result whose operands are loaded before the first is stored
 _FEW_SUMS = 64  # of a thread, which leave registers for that
-_MANY, _FEW = 232, 40  # registers of those that multiply, and of those that copy
+MANY_REGISTERS, FEW_REGISTERS = 232, 40  # registers of those that multiply, and of those that copy
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class _Emitter:
 
     def _emit_copies(self) -> None:
         f = self.f
-        f.take_registers(_FEW, more=False)
+        f.take_registers(FEW_REGISTERS, more=False)
         f.if_(self.is_first, lambda: self._each_tile(self._copy))
 
     def _copy(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:
@@ -267,7 +267,7 @@ class _Emitter:
     # -- products ---------------------------------------------------------------------------------
 
     def _emit_products(self) -> None:
-        self.f.take_registers(_MANY, more=True)
+        self.f.take_registers(MANY_REGISTERS, more=True)
         self._each_tile(self._multiply)
 
     def _multiply(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:

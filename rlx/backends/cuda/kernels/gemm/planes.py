@@ -33,6 +33,7 @@ class Planes(BlockKernel):
     planes: int
     k: int
     scaled: bool
+    unit: int = 0  # columns are ordered in units of so many, as packed weights want them
 
     @property
     def label(self) -> str:
@@ -76,6 +77,9 @@ class Planes(BlockKernel):
                 numbers = load_run(f, base, at, 4, self.x)
                 if factor is not None:
                     numbers = [v * factor for v in numbers]
+                if self.unit:
+                    self._store_ordered(f, numbers, f.gep(out, row * self.k, 2), at)
+                    return
                 self._store(f, numbers, f.gep(out, row * self.k + at, 2), apart)
 
             if self.scaled:
@@ -118,6 +122,16 @@ class Planes(BlockKernel):
             f.store(whole, f.gep(to, apart * p, 2), align=8)
             known = [v for pair in pairs for v in f.unpack_halves(pair, element)]
             numbers = [a - b for a, b in zip(numbers, known, strict=True)]
+
+    def _store_ordered(self, f: BlockFunction, numbers: list[Value], to: Value, at: Value) -> None:
+        """Store four neighbours of the only plane: lane q of a row of packed weights has columns
+        that follow each other, and tensor cores take them at 2 q and 2 q + 8 of each 16."""
+        inside = at & self.unit - 1
+        lane, step = inside.udiv(self.unit // 4), inside.udiv(4) & self.unit // 16 - 1
+        place = f.gep(to, at - inside + step * 16 + lane * 2, 2)
+        for i in (0, 2):
+            pair = f.pack_halves(numbers[i], numbers[i + 1], memory_type(self.element))
+            f.store(pair, place, 8 * i, align=4)
 
 
 def power_of_two(f: BlockFunction, top: Value) -> Value:

@@ -56,16 +56,26 @@ def split(f: BlockFunction, values: Sequence[Value]) -> tuple[list[Value], Value
     while len(found) > 1:
         found = [f.max(a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
     scale = Scale(f, found[0])
-    numbers = [scale.number(v) for v in values]
-    split_ones, words = [digits(n) for n in numbers], list[Value]()
-    for shift in range(0, 8 * DIGITS, 8):
-        for i in range(0, len(values), 4):
-            four = [(d >> shift & 255) << 8 * j for j, d in enumerate(split_ones[i : i + 4])]
-            words.append(four[0] | four[1] | four[2] | four[3])
-    total = numbers[0]
-    for number in numbers[1:]:
-        total = total + number
+    words, total = digit_words(f, scale, values)
     return words, scale.value(), total.to(f32) * scale.value()
+
+
+def digit_words(
+    f: BlockFunction, scale: Scale, values: Sequence[Value]
+) -> tuple[list[Value], Value]:
+    """The words of each digit of some numbers, four in a word, and the sum of the multiples."""
+    planes: list[list[Value]] = [[] for _ in range(DIGITS)]
+    total = f.i32(0)
+    for i in range(0, len(values), 4):
+        four = [scale.number(v) for v in values[i : i + 4]]
+        total = total + (four[0] + four[1] + (four[2] + four[3]))
+        a, b, c, d = (digits(n) for n in four)
+        low, high = f.pick_bytes(a, b, 0x5140), f.pick_bytes(c, d, 0x5140)
+        planes[0].append(f.pick_bytes(low, high, 0x5410))
+        planes[1].append(f.pick_bytes(low, high, 0x7632))
+        low, high = f.pick_bytes(a, b, 0x6262), f.pick_bytes(c, d, 0x6262)
+        planes[2].append(f.pick_bytes(low, high, 0x5410))
+    return [word for plane in planes for word in plane], total
 
 
 def quant_bytes(
@@ -142,7 +152,12 @@ def _sum(
         for a, b in zip(quants, plane, strict=True):
             made = f.dot_bytes(a, b, made)
         sums.append(made)
+    return whole_sum(f, scheme, sums, 4 * len(quants))
+
+
+def whole_sum(f: BlockFunction, scheme: str, sums: Sequence[Value], count: int) -> Value:
+    """The sum of so many products as an f32, of the sums of each digit."""
     low = sums[0] + (sums[1] << 8)
-    if 4 * len(quants) * _LARGEST.get(scheme, 128) < 1 << 9:  # times 2^22
+    if count * _LARGEST.get(scheme, 128) < 1 << 9:  # times 2^22
         return (low + (sums[2] << 16)).to(f32)
     return f.fma(sums[2].to(f32), 65536.0, low.to(f32))

@@ -10,12 +10,25 @@ from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
 from rlx.backends.cuda.kernels.gemm.many_rows import ManyRows
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER, plan_product
+from rlx.backends.cuda.kernels.gemm.planes import Planes
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_stride
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
+from rlx.backends.cuda.kernels.qgemm.few_packed_rows import few_packed_rows_for
+from rlx.backends.cuda.kernels.qgemm.fragments import unit_of
+from rlx.backends.cuda.kernels.qgemm.packed_gemm import PackedGemm, blocks_of, plan_packed
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.kernels.qgemm.stream_gemv import stream_gemv_for
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
-from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
+from rlx.backends.cuda.lowering import (
+    Context,
+    Counters,
+    KernelArg,
+    KernelLaunch,
+    Layouts,
+    lowers,
+)
+from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.errors import ShapeError
 from rlx.ir.dim import Dim, upper_bound
@@ -52,16 +65,19 @@ class SplitBlocks(Op):
 @op("packed_planes_matmul", is_anchor=True)
 class PackedPlanesMatMul(Op):
     """`dequant_matmul` of a weight in rows of parts, plus a residual where there is one. With a
-    `gate`, an activation, the first half of the rows is the gate of the second."""
+    `gate`, an activation, the first half of the rows is the gate of the second; `wide`: in f32,
+    whatever x is."""
 
     scheme: QuantScheme
     gate: str = ""
+    wide: bool = False
 
     def infer(self, x: Shape, w: Shape, residual: Shape | None = None) -> Shape:
-        return x.with_dims((*x.dims[:-1], w.dims[0] // 2 if self.gate else w.dims[0]))
+        made = x.with_dims((*x.dims[:-1], w.dims[0] // 2 if self.gate else w.dims[0]))
+        return made.with_dtype(f32) if self.wide else made
 
     def reference(self, x: Array, w: Array, residual: Array | None = None) -> Array:
-        dtype = DType.of(x.dtype)
+        dtype = f32 if self.wide else DType.of(x.dtype)
         decoded = row_planes.decoded(self.scheme.name, w, x.shape[-1])
         wide, weights = widened(dtype, x, decoded)
         made = wide @ weights.T
@@ -147,6 +163,7 @@ def lay_out_packed(graph: Graph) -> Graph:
     return graph
 
 
+_LARGE = 1 << 24  # numbers of a weight that streams through shared memory for one row
 _FEW_ROWS = 16  # up to so many, weights are decoded for some rows at a time
 _MOST_UNPACKED = 256 << 20  # bytes of a weight in scratch memory
 
@@ -156,11 +173,20 @@ def _unpacks(m: int, k: int, n: int) -> bool:
     return m > _FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
 
 
+def _decodes(scheme: str, m: int, n: int) -> bool:
+    """Whether warps decode what they multiply of a weight."""
+    return m > _FEW_ROWS and n % 2 == 0 and PackedRows(scheme).record > 0
+
+
 def _scratch(node: Node) -> int:
-    """The decoded weight and its scales, then what a product of f16 needs."""
+    """x in f16; or the decoded weight and its scales, then what a product of f16 needs."""
     x, w = node.inputs[:2]
+    record: Any = node.op
     m = upper_bound(prod(x.shape.dims[:-1], start=1), node.graph.live)
-    k, n = int(x.shape.dims[-1]), int(w.shape.dims[0])  # type: ignore[arg-type]
+    k, n = int(x.shape.dims[-1]), int(node.output.shape.dims[-1])  # type: ignore[arg-type]
+    if _decodes(record.scheme.name, m, n):
+        return plan_packed(m, k, n, bool(record.gate)).bytes
+    n = int(w.shape.dims[0])  # type: ignore[arg-type]
     if not m or not _unpacks(m, k, n):
         return 0
     return _plan_at(k, n) + plan_product(m, k, n, x.dtype, f16, groups=True, planes=1).bytes
@@ -190,6 +216,32 @@ def _unpacked(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> 
     return [unpack, *rows.launches([Scratch(node)], column_scales=scales)]
 
 
+def _decoded(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> list[KernelLaunch]:
+    """The product by warps that decode weights to f16; x is rounded to f16, too."""
+    x, w, *residual = node.inputs
+    record: Any = node.op
+    scheme, most, pair = record.scheme.name, ctx.upper(m), bool(record.gate)
+    plan = plan_packed(most, k, n, pair)
+    planes = Planes(x.dtype, f16, 1, k, True, unit_of(scheme))
+    rows, scales = Scratch(node), Scratch(node, plan.scales_at)
+    first = KernelLaunch(
+        planes, [Pointer(x), stride, rows, 0, scales, m], blocks=planes.blocks(most)
+    )
+    added = residual[0].dtype if residual else None
+    epilogue = Epilogue(node.output.dtype, record.gate or "none", residual=added, pair=pair)
+    kernel = PackedGemm(scheme, k, n, plan.width, plan.splits, epilogue)
+    divided: list[KernelArg] = [0, 0]
+    if plan.splits > 1:
+        divided = [Scratch(node, plan.partial_at), Counters(plan.tiles)]
+    blocks = blocks_of(plan)
+    args: list[KernelArg] = [
+        TensorMap(rows, Matrix(f16, most, k, k, plan.width)), scales, Pointer(w),
+        Pointer(w, n * w.shape.dims[1]) if pair else 0, *divided, m, blocks,
+        *[Pointer(v) for v in (node.output, *residual)],
+    ]  # fmt: skip
+    return [first, KernelLaunch(kernel, args, blocks=blocks)]
+
+
 def _reads(node: Node, layouts: Layouts) -> bool:
     x = node.inputs[0]
     return row_stride(x, layouts) is not None and is_aligned(x, layouts)
@@ -204,6 +256,8 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     assert isinstance(k, int) and isinstance(n, int) and stride is not None
     if not ctx.upper(m):
         return []
+    if ctx.cpu == HOPPER and _decodes(record.scheme.name, ctx.upper(m), n):
+        return _decoded(node, ctx, stride, m, k, n)
     if ctx.cpu == HOPPER and _unpacks(ctx.upper(m), k, n):
         return _unpacked(node, ctx, stride, m, k, n)
     group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
@@ -212,11 +266,20 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
         node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
     )
     norm, given, more = norm_before(x, ctx)
-    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
     second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0
     ends = [Pointer(v) for v in (node.output, *residual)]
     args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
+    if ctx.cpu == HOPPER and m == 1 and x.dtype is f32 and weight.record and (
+        n * k * (2 if record.gate else 1) >= _LARGE
+    ):  # fmt: skip
+        stream = stream_gemv_for(record.scheme.name, k, n, epilogue, norm)
+        if stream is not None:
+            return [KernelLaunch(stream, args, blocks=stream.blocks)]
     groups = -(-ctx.upper(m) // group)
+    if group > 1 and x.dtype is f32 and weight.record:
+        few = few_packed_rows_for(record.scheme.name, group, k, n, epilogue, m != group)
+        return [KernelLaunch(few, args, blocks=groups * few.blocks(n))]
+    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
 
 

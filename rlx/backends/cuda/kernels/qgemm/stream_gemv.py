@@ -1,0 +1,403 @@
+"""Products of one row with large packed weights: rows stream through shared memory (Hopper).
+
+One block stays on each multiprocessor, and leaves room for one of the kernel behind. Its warps are
+teams; the warps of a team divide the columns. A lane keeps its columns of x as digits in registers
+and takes them times all rows of the team. One thread of a team copies the rows, which follow each
+other in memory, to a ring of slots: what is under way does not take registers, and the first slots
+of the kernel behind are filled while this one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
+from rlx.backends.cuda.kernels.gemm.gemv import Norm, scatter_sums
+from rlx.backends.cuda.kernels.gemm.plan import BLOCKS
+from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, load_run
+from rlx.backends.cuda.kernels.qgemm.digits import add_products, factors, quant_bytes, split
+from rlx.backends.cuda.kernels.qgemm.packed_rows import shared_words
+from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
+from rlx.ir.dtype import f32 as _F32
+from rlx.llvm.builder import Value, f32, i16, i32, i64
+from rlx.support.records import dataclass
+
+_CHUNK = 32  # columns that a lane has
+_MOST_WARPS, _FEWER_WARPS = 16, 12
+_ROOM = 112 << 10  # bytes of shared memory, of which a multiprocessor has twice as much
+_MOST_SLOTS = 16
+
+
+@dataclass(frozen=True)
+class StreamGemv(BlockKernel):
+    """args: those of `Gemv` for one row
+
+    `split` warps have `own` chunks of 32 columns in each lane; there are `teams` of them. A slot
+    has `rows` rows of the weight, of both halves of a pair.
+    """
+
+    scheme: str
+    k: int
+    n: int
+    epilogue: Epilogue
+    norm: Norm | None
+    teams: int
+    split: int
+    own: int
+    rows: int
+    slots: int
+    blocks: int
+
+    @property
+    def label(self) -> str:
+        return f"gemv(1x{self.k})"
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
+
+    @property
+    def warps(self) -> int:
+        return self.teams * self.split
+
+    @property
+    def halves(self) -> int:
+        return 2 if self.epilogue.pair else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return offsets(self.scheme, self.k)[1]
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.halves * self.rows * self.row_bytes
+
+    @property
+    def items(self) -> int:
+        """Slots that all rows fill."""
+        return -(-self.n // self.rows)
+
+    @property
+    def block_items(self) -> int:
+        """Of a block, at most."""
+        return self.teams * (-(-self.items // (self.blocks * self.teams)))
+
+    # -- shared memory: mbarriers, sums of squares, sums of rows, slots ---------------------------
+
+    @property
+    def squares_at(self) -> int:
+        return 16 * self.teams * self.slots
+
+    @property
+    def sums_at(self) -> int:
+        return self.squares_at + 4 * self.warps
+
+    @property
+    def slots_at(self) -> int:
+        sums = 4 * self.block_items * self.halves * self.rows * self.split
+        return -(-(self.sums_at + sums) // 128) * 128
+
+    @property
+    def shared(self) -> int:
+        return self.slots_at + self.teams * self.slots * self.slot_bytes
+
+    def emit(self, m: KernelModule) -> None:
+        blocks = 2 if self.own == 1 else 1
+        _Emitter(m.begin_block(self.threads, self.shared, blocks), self).emit()
+
+
+def stream_gemv_for(
+    scheme: str, k: int, n: int, epilogue: Epilogue, norm: Norm | None = None,
+    warps: int = 0, rows: int = 0, room: int = _ROOM,
+) -> StreamGemv | None:  # fmt: skip
+    """The kernel for these sizes, or None where slots are too few; `warps` (at most) and `rows` are
+    chosen if they are 0."""
+    units = -(-k // (_CHUNK * WARP))  # warps that a row could use
+    own = -(-units // _MOST_WARPS)
+    divide = -(-units // own)
+    # minima of k-quants take registers, of which a thread of 16 warps has 64
+    most = warps or (_FEWER_WARPS if divide > 1 and scheme in ("Q4_K", "Q5_K") else _MOST_WARPS)
+    teams = max(1, most // divide)
+    for count in (rows,) if rows else (8, 4, 2, 1):
+        if count > n:
+            continue
+        made = StreamGemv(scheme, k, n, epilogue, norm, teams, divide, own, count, 1, BLOCKS)
+        left = room - made.slots_at - 16 * teams * _MOST_SLOTS
+        slots = min(_MOST_SLOTS, left // (teams * made.slot_bytes))
+        if slots >= 4 or (slots >= 2 and count in (1, rows)):
+            return StreamGemv(
+                scheme, k, n, epilogue, norm, teams, divide, own, count, slots, BLOCKS
+            )
+    return None
+
+
+class _Emitter:
+    def __init__(self, f: BlockFunction, kernel: StreamGemv) -> None:
+        self.f, self.kernel = f, kernel
+        args = f["args"]
+        self.x = f.arg(args, 0)
+        self.weights = [f.arg(args, 2 + i) for i in range(kernel.halves)]
+        self.out = EpilogueArgs(f, kernel.epilogue, 6)
+        first = 7 + kernel.epilogue.extras
+        count = 0 if kernel.norm is None else 3 if kernel.norm.adds else 1
+        self.norm_args = [f.arg(args, first + i) for i in range(count)]
+        self.lane = f.lane32()
+        self.warp = f.uniform(f.thread() >> 5)
+        self.team = self.warp.udiv(kernel.split)
+        self.part = self.warp - self.team * kernel.split  # of the columns
+        self.is_leader = self.part.eq(0) & self.lane.eq(0)
+        self.full = self.team * (16 * kernel.slots)
+        self.empty = self.full + 8 * kernel.slots
+        self.ring = self.team * (kernel.slots * kernel.slot_bytes) + kernel.slots_at
+        self.block_first = self._first(f.i32(0))
+        self.first, self.last = self._first(self.team), self._first(self.team + 1)
+        last = kernel.k // _CHUNK - 1
+        there = [(self.part + kernel.split * j) * WARP + self.lane for j in range(kernel.own)]
+        self.inside = [c <= last for c in there]
+        self.chunks = [f.min(c, last) for c in there]
+
+    def _first(self, team: Value) -> Value:
+        """The first item of a team of this block."""
+        kernel = self.kernel
+        number = self.f.block_number() * kernel.teams + team
+        whole = number.to(i64) * kernel.items
+        return whole.udiv(kernel.blocks * kernel.teams).to(i32)
+
+    def emit(self) -> None:
+        f, kernel = self.f, self.kernel
+        f.if_(self.is_leader, self._begin)
+        f.barrier()
+        f.wait_for_previous()
+        operands = [self._operands(j) for j in range(kernel.own)]
+
+        def body(item: Value, slot: Value, parity: Value) -> list[Value]:
+            if kernel.split > 1:  # the slot of the item before is free by now, or soon
+                self._refill(item - 1, *self._before(slot, parity), item > self.first)
+            f.wait_phase(self.full + slot * 8, parity)
+            sums = self._multiply(self.ring + slot * kernel.slot_bytes, operands)
+            f.warp_barrier()
+            if kernel.split > 1:
+                f.if_(self.lane.eq(0), lambda: f.arrive(self.empty + slot * 8))
+            else:
+                self._refill(item, slot, parity, None)
+            self._keep(item, sums)
+            is_last = slot.eq(kernel.slots - 1)
+            return [f.select(is_last, f.i32(0), slot + 1), parity ^ is_last.to(i32, signed=False)]
+
+        f.loop(self.first, self.last, f.i32(1), [f.i32(0), f.i32(0)], body)
+        f.barrier()
+        self._finish()
+
+    # -- copies, by one thread of a team -----------------------------------------------------------
+
+    def _begin(self) -> None:
+        f, kernel = self.f, self.kernel
+        for i in range(kernel.slots):
+            f.init_mbarrier(self.full + 8 * i, 1)
+            f.init_mbarrier(self.empty + 8 * i, kernel.split)
+        f.fence_mbarriers()
+        for i in f.range(f.i32(0), f.i32(kernel.slots), f.i32(1)):
+            f.if_(self.first + i < self.last, partial(self._copy, self.first + i, i))
+        few = self.last - self.first <= kernel.slots
+        f.if_(few, f.let_next_start)
+
+    def _copy(self, item: Value, slot: Value) -> None:
+        """Fill a slot with the rows of an item."""
+        f, kernel = self.f, self.kernel
+        size, full = kernel.rows * kernel.row_bytes, self.full + slot * 8
+        f.expect_bytes(full, kernel.slot_bytes)
+        to = self.ring + slot * kernel.slot_bytes
+        for half, weight in enumerate(self.weights):
+            source = f.gep(weight, self._row(item).to(i64) * kernel.row_bytes)
+            f.copy_bytes(to + half * size, source, size, full)
+
+    def _row(self, item: Value) -> Value:
+        """The first row of an item: the last one shares rows with the one before."""
+        return self.f.min(item * self.kernel.rows, self.kernel.n - self.kernel.rows)
+
+    def _refill(self, item: Value, slot: Value, parity: Value, also: Value | None) -> None:
+        """Copy what comes into the slot of an item after it. With the last copy of all, the kernel
+        behind may start: its own copies follow."""
+        f, kernel = self.f, self.kernel
+        behind = item + kernel.slots
+
+        def copy() -> None:
+            if kernel.split > 1:
+                f.wait_phase(self.empty + slot * 8, parity)
+            self._copy(behind, slot)
+            f.if_((behind + 1).eq(self.last), f.let_next_start)
+
+        wanted = self.is_leader & (behind < self.last)
+        f.if_(wanted if also is None else wanted & also, copy)
+
+    def _before(self, slot: Value, parity: Value) -> tuple[Value, Value]:
+        """The slot before one, and its parity."""
+        f = self.f
+        is_first = slot.eq(0)
+        back = f.select(is_first, f.i32(self.kernel.slots - 1), slot - 1)
+        return back, parity ^ is_first.to(i32, signed=False)
+
+    # -- x ----------------------------------------------------------------------------------------
+
+    @property
+    def _swap(self) -> Value:
+        """Which of the two pieces of 16 bytes of Q8_0 a lane loads first: neighbouring lanes would
+        wait for each other."""
+        return (self.lane >> 2) & 1
+
+    def _operands(self, j: int) -> list[Value]:
+        """A lane's columns of x as digits, their scale and their sum."""
+        f, kernel = self.f, self.kernel
+        values = self._x(j)
+        values = [f.select(self.inside[j], v, 0.0) for v in values]
+        words, scale, total = split(f, values)
+        if kernel.scheme == "Q8_0":
+            swapped, found = self._swap.ne(0), list[Value]()
+            for at in range(0, len(words), 8):
+                low, high = words[at : at + 4], words[at + 4 : at + 8]
+                for a, b in ((low, high), (high, low)):
+                    found += [f.select(swapped, v, w) for v, w in zip(b, a, strict=True)]
+            words = found
+        return [*words, scale, total]
+
+    def _x(self, j: int) -> list[Value]:
+        """A lane's columns, times gamma if they are normed; the squares of x are added up."""
+        f, kernel = self.f, self.kernel
+        first = (self.chunks[j] * _CHUNK).to(i64)
+        found = load_run(f, self.x, first, _CHUNK, _F32)
+        if kernel.norm is None:
+            return found
+        gamma, *residual = self.norm_args
+        if residual:
+            more = load_run(f, residual[0], first, _CHUNK, _F32)
+            found = [a + b for a, b in zip(found, more, strict=True)]
+            keeps = f.block_number().eq(0) & self.team.eq(0) & self.inside[j]
+            f.if_(keeps, partial(self._store_row, first, found))
+        total = found[0] * found[0]
+        for v in found[1:]:
+            total = f.fma(v, v, total)
+        self._add_square(j, f.select(self.inside[j], total, 0.0))
+        factors = load_run(f, gamma, first, _CHUNK, _F32)
+        return [a * b for a, b in zip(found, factors, strict=True)]
+
+    def _store_row(self, first: Value, numbers: list[Value]) -> None:
+        f = self.f
+        to = f.gep(self.norm_args[2], first, 4)
+        for i in range(0, _CHUNK, 4):
+            f.store(f.join(numbers[i : i + 4]), to, 4 * i, align=16)
+
+    def _add_square(self, j: int, total: Value) -> None:
+        f, place = self.f, self.warp * 4 + self.kernel.squares_at
+        whole = f.warp_sum(total)
+        for _ in f.when(self.lane.eq(0)):
+            f.store_shared(whole + f.load_shared(place, f32) if j else whole, place)
+
+    # -- products ---------------------------------------------------------------------------------
+
+    def _multiply(self, at: Value, operands: Sequence[Sequence[Value]]) -> list[Value]:
+        """A lane's parts of the sums of all rows in a slot."""
+        f, kernel = self.f, self.kernel
+        places = [self._places(at, chunk) for chunk in self.chunks]
+        sums = []
+        for row in range(kernel.halves * kernel.rows):
+            total = f.const(0.0, f32)
+            for own, numbers in zip(places, operands, strict=True):
+                raw = self._load(own, row * kernel.row_bytes)
+                total = self._add(raw, numbers, total)
+            sums.append(total)
+        return sums
+
+    def _places(self, at: Value, chunk: Value) -> dict[str, Value]:
+        """Where the parts of a chunk of the first row are."""
+        scheme, found = self.kernel.scheme, dict[str, Value]()
+        begins = offsets(scheme, self.kernel.k)[0]
+        if scheme == "Q8_0":
+            found["quants"] = at + chunk * 32 + self._swap * 16
+            found["others"] = at + chunk * 32 + (self._swap ^ 1) * 16
+        else:
+            found["quants"] = at + chunk * 16
+        found["scales"] = at + chunk * 2 + begins["scales"]
+        if "supers" in begins:
+            size = 2 if scheme == "Q6_K" else 4
+            found["supers"] = at + (chunk >> 3) * size + begins["supers"]
+        if "high" in begins:
+            found["high"] = at + chunk * (8 if scheme == "Q6_K" else 4) + begins["high"]
+        return found
+
+    def _load(self, places: dict[str, Value], offset: int) -> tuple[Raw, Raw, Value, Value]:
+        """Words of quants, those of higher bits, the pair of scales, and their super scale."""
+        f, scheme = self.f, self.kernel.scheme
+        quants = shared_words(f, places["quants"], offset, 4)
+        if scheme == "Q8_0":
+            quants += shared_words(f, places["others"], offset, 4)
+        high = list[Value]()
+        if "high" in places:
+            high = shared_words(f, places["high"], offset, 2 if scheme == "Q6_K" else 1)
+        pair = self._short(places["scales"], offset)
+        supers = pair
+        if scheme == "Q6_K":
+            supers = self._short(places["supers"], offset)
+        elif "supers" in places:
+            [supers] = shared_words(f, places["supers"], offset, 1)
+        return quants, high, pair, supers
+
+    def _short(self, at: Value, offset: int) -> Value:
+        return self.f.load_shared(at, i16, offset, align=2).to(i32, signed=False)
+
+    def _add(
+        self, raw: tuple[Raw, Raw, Value, Value], operands: Sequence[Value], total: Value
+    ) -> Value:
+        f, scheme = self.f, self.kernel.scheme
+        quants, high, pair, supers = raw
+        found = quant_bytes(f, scheme, quants, high)
+        return add_products(f, scheme, found, factors(f, scheme, pair, supers), operands, total)
+
+    # -- sums -------------------------------------------------------------------------------------
+
+    def _keep(self, item: Value, sums: list[Value]) -> None:
+        """Keep the sums of an item over the lanes of this warp."""
+        f, kernel = self.f, self.kernel
+        value, spread = scatter_sums(f, sums, self.lane)
+        number = self.lane.udiv(spread)
+        own = (item - self.block_first) * len(sums) + number
+        place = (own * kernel.split + self.part) * 4 + kernel.sums_at
+        keeps = (self.lane & spread - 1).eq(0) & (number < len(sums))
+        f.if_(keeps, lambda: f.store_shared(value, place))
+
+    def _finish(self) -> None:
+        """Add up the warps of the teams, and store: a thread has a row."""
+        f, kernel = self.f, self.kernel
+        factor = self._factor()
+        count = (self._first(f.i32(kernel.teams)) - self.block_first) * kernel.rows
+        for number in f.range(f.thread(), count, f.i32(kernel.threads)):
+            item = number.udiv(kernel.rows)
+            row = number - item * kernel.rows
+            totals = [
+                self._total(item * kernel.halves * kernel.rows + row + half * kernel.rows)
+                for half in range(kernel.halves)
+            ]
+            if factor is not None:
+                totals = [v * factor for v in totals]
+            column = (self._row(self.block_first + item) + row).to(i64)
+            self.out.store(totals[0], totals[1] if kernel.epilogue.pair else None, column, column)
+
+    def _total(self, number: Value) -> Value:
+        f, kernel = self.f, self.kernel
+        place = number * (4 * kernel.split) + kernel.sums_at
+        total = f.load_shared(place, f32)
+        for part in range(1, kernel.split):
+            total = total + f.load_shared(place, f32, 4 * part)
+        return total
+
+    def _factor(self) -> Value | None:
+        """What makes a product of x and gamma one of the norm."""
+        f, kernel = self.f, self.kernel
+        if kernel.norm is None:
+            return None
+        whole = f.load_shared(f.i32(kernel.squares_at), f32)
+        for part in range(1, kernel.split):  # those of the first team
+            whole = whole + f.load_shared(f.i32(kernel.squares_at), f32, 4 * part)
+        return 1.0 / f.sqrt(whole * (1.0 / kernel.k) + kernel.norm.eps)
