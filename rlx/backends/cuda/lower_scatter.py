@@ -10,6 +10,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+from rlx.backends.carried_state import is_written
 from rlx.backends.cuda.builder import BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.lower_loops import launch_for, lower_copies
@@ -200,6 +201,8 @@ def _reads(node: Node, layouts: Layouts) -> bool:
 @lowers("state_update", strided=_reads)
 def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
     """The state itself is changed, at a start or at given slots."""
+    if is_written(node, ctx):
+        return []
     if len(node.inputs) == 2:
         return lower_copies(node, ctx)
     state, update = node.inputs[:2]
