@@ -28,6 +28,7 @@ NUMBER: Base = ("number", None)  # no address at all
 ARENA: Base = ("arena", None)
 STATUS: Base = ("status", None)
 TABLE: Base = ("table", None)  # the table of args itself
+FLAG: Base = ("flag", None)  # what a device tells the host before it takes a jump
 _PER_RUN = ("input", "output")  # roles of bases that each run places anew
 
 _MAX_SIZES = 64  # dynamic sizes whose addends are remembered

@@ -16,7 +16,7 @@ from rlx.backends.bounds_checks import BoundsCheck
 from rlx.backends.cuda.builder import KernelModule
 from rlx.backends.cuda.driver import driver_version
 from rlx.backends.cuda.kernel import GpuKernel
-from rlx.backends.cuda.launches import KernelLaunch
+from rlx.backends.cuda.launches import Branch, KernelLaunch, Repeat, While
 from rlx.backends.cuda.program import Base, Program
 from rlx.backends.cuda.tensor_map import Matrix
 from rlx.errors import CodegenError, FormatError
@@ -25,7 +25,8 @@ from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.support.records import dataclass
 
-_FORMAT = 3
+_FORMAT = 4
+_JUMPS: dict[str, Any] = {"repeat": Repeat, "branch": Branch, "while": While}
 _TARGET, _PROGRAM, _ARGS, _CUBINS = "target", "program", "args", "cubins"
 
 
@@ -72,7 +73,8 @@ def write_program(
     launches: list[tuple[Any, ...]] = []
     for x in program.launches:
         if x.kernel is None:
-            launches.append((x.label,))
+            numbers = () if x.jump is None else tuple(vars(x.jump).values())
+            launches.append((x.label, numbers))
             continue
         k, digest = x.kernel, hashlib.sha256(cubins[x.kernel]).hexdigest()
         launches.append(
@@ -85,6 +87,7 @@ def write_program(
                 k.starts_early,
                 int(x.blocks),
                 int(x.threads),
+                x.waits,
             )
         )
     about = (
@@ -138,11 +141,12 @@ class StoredProgram(Program):
 
 
 def _launch(row: Sequence[Any]) -> KernelLaunch:
-    if len(row) == 1:
-        return KernelLaunch(None)
-    label, digest, by_blocks, block, shared, early, blocks, threads = row
+    if len(row) == 2:
+        label, numbers = row
+        return KernelLaunch(None, jump=_JUMPS[label](*numbers) if numbers else None)
+    label, digest, by_blocks, block, shared, early, blocks, threads, waits = row
     kernel = StoredKernel(digest, label, by_blocks, block, shared, early)
-    return KernelLaunch(kernel, (), threads, blocks)
+    return KernelLaunch(kernel, (), threads, blocks, waits=waits)
 
 
 def _read(data: bytes) -> Any:
