@@ -26,6 +26,7 @@ from rlx.backends.cuda import nest_kernel
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.driver import Gpu
 from rlx.backends.cuda.lowering import lower_graph
+from rlx.backends.decode_loop import LoopSpec
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.models.model_file import ModelFile
@@ -65,7 +66,7 @@ def test_parity(case: Case) -> None:
 
 
 TINY = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "mamba2")  # the others run on GPUs alone
-LONG = ("engine llama", "engine gemma2", "engine gpt_oss", "engine qwen3 f16 cache")  # 30 s each
+LONG = ("a stop of mamba2", "a stop of qwen3_next", "engine llama", "engine gemma2", "engine gpt_oss", "engine qwen3 f16 cache")  # 30 s each
 SIMULATED = [
     pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name
     for name in checks_on_gpu.CHECKS
@@ -146,6 +147,37 @@ def test_dynamic_sizes_change_the_args_and_not_the_graph(backend: CudaBackend) -
     assert "cuGraphLaunch" in fake.calls
     assert "cuLaunchKernelEx" not in fake.calls
     assert backend.compile_count == 0
+
+
+@pytest.mark.parametrize("stop", [{}, {70}, {40}, {3}, {31}, {32}], ids=str)
+def test_states_are_put_back_behind_a_stop(backend: CudaBackend, stop: set[int]) -> None:
+    """Runs are queued ahead of the host; a state that each run replaces is that of the last run
+    whose token is wanted, whichever half of the log that lies in."""
+
+    def build(g: Graph) -> Any:
+        state, token = g.state("s", [2, 3]), g.input("ids", [1], "i32")
+        last = g.add(g.mul(state, 0.5), g.cast(token, "f32"))
+        g.state_update(state, last)
+        return g.add(token, g.constant(1, "i32"))
+
+    made = compiled(backend, graph_of(build))
+    [name] = made.output_names
+    made.run(ids=np.zeros(1, np.int32))
+    loop = made.decode_loop(LoopSpec({"ids": name}, name, "past"))
+    slot, expected, token = made.slot_buffer("ids"), np.zeros((2, 3), np.float32), 0
+    fake: Any = backend.gpu._driver
+    for count in (80, 5):
+        slot.copy_in(np.array([token], np.int32))
+        fake.calls.clear()
+        found = loop.run({"past": 0}, count, {token + n for n in stop})
+        wanted = [token + i for i in range(1, count + 1)]
+        wanted = wanted[: min([n for n in stop if n <= count], default=count)]
+        assert found == wanted
+        for n in [token, *wanted[:-1]]:
+            expected = expected * np.float32(0.5) + n
+        np.testing.assert_allclose(made.read_state("s"), expected, rtol=1e-6)
+        assert "cuGraphLaunch" in fake.calls
+        token = wanted[-1]
 
 
 def test_ops_without_kernels_are_in_the_report(backend: CudaBackend) -> None:

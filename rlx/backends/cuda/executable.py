@@ -192,6 +192,10 @@ class CudaExecutable(KernelExecutable):
         manifest = self.manifest
         self._begin([None] * len(manifest.inputs), [None] * len(manifest.outputs), sizes)
 
+    def replaced_states(self) -> list[Buffer]:
+        """The states that a run changes so that it may not be repeated in vain."""
+        return [self._buffers["state", name] for name in self.program.replaced]
+
     def forget_table(self) -> None:
         """The table of args was changed on the device: it is written anew by the next run."""
         self._uploaded, self._written = b"", None

@@ -81,11 +81,14 @@ class LoweredProgram(Program):
         self.orders = [min(orders[i:]) for i in range(len(orders))]
         self.constants = self._constants()
         updates = [n for n in lir.graph.nodes if n.op.name == "state_update"]
+        affine = all(is_affine(a) for _, a in self.dynamic)
         self.can_repeat = (
-            all(is_affine(a) for _, a in self.dynamic)
+            affine
             and all(x.kernel is not None for x in self.launches)
-            and all(_is_append(n) for n in updates)
+            and all(len(n.inputs) == 2 for n in updates)  # at a start, not at given slots
         )
+        replaced = [lir.home(n.inputs[0])[0] for n in updates if not _is_append(n)]
+        self.replaced = sorted({str(root.node.name) for root in replaced})
 
     # -- args -----------------------------------------------------------------------------------
 

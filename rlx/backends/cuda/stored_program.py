@@ -96,7 +96,7 @@ def write_program(
         tuple((base, where, offset, (m.element, m.rows, m.columns, m.stride, m.box, m.width,
                m.permuted)) for base, (where, offset, m) in program.maps.items()),
         tuple(program.starts), tuple(program.bases), tuple(program.dynamic), tuple(program.orders),
-        program.can_repeat,
+        program.can_repeat, tuple(program.replaced),
         tuple((base, Data(array)) for base, array in program.constants.items()),
         tuple((digest, len(image)) for digest, image in digests.items()),
         hashlib.sha256(cubins[advance]).hexdigest(),
@@ -121,14 +121,15 @@ class StoredProgram(Program):
         if version != _FORMAT:
             raise FormatError("a program of another version", where="artifact", got=version)
         launches, nodes, symbols, checks, reports, maps, *rest = fields
-        starts, bases, dynamic, orders, self.can_repeat, constants, sizes, self.advance = rest
+        starts, bases, dynamic, orders, self.can_repeat, replaced, *rest = rest
+        constants, sizes, self.advance = rest
         self.launches = [_launch(row) for row in launches]
         self.nodes, self.symbols = list(nodes), list(symbols)
         self.bounds_checks = [BoundsCheck(*row) for row in checks]
         self.reports = dict(reports)
         self.maps = {base: (where, offset, Matrix(*m)) for base, where, offset, m in maps}
         self.starts, self.bases, self.dynamic = list(starts), list(bases), list(dynamic)
-        self.orders = list(orders)
+        self.orders, self.replaced = list(orders), list(replaced)
         self.base_of, self.fixed = np.frombuffer(parts[_ARGS], np.int64).reshape(2, -1).copy()
         self.constants: dict[Base, Any] = {base: data.array for base, data in constants}
         self.cubins: dict[str, bytes] = {}
