@@ -13,6 +13,7 @@ from rlx.backends.cuda.kernels.control import lower_control  # noqa: F401
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER
+from rlx.backends.cuda.kernels.qgemm import dequant_rows  # noqa: F401
 from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
 from rlx.backends.cuda.kernels.recurrent import lower_recurrent  # noqa: F401
 from rlx.backends.cuda.kernels.rotary import lower_rotary, pack_rows  # noqa: F401

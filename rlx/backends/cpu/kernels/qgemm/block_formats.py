@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import (
+from rlx.llvm.dequant_formats import (
     KVALUES_IQ4NL,
     KVALUES_MXFP4,
     half_e8m0,

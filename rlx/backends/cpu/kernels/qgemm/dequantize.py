@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import DEQUANTIZERS, Block
+from rlx.llvm.dequant_formats import DEQUANTIZERS, Block
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import QuantScheme
