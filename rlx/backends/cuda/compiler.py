@@ -5,7 +5,7 @@ Artifacts load without it: importing all families of kernels takes longer than l
 
 from __future__ import annotations
 
-from rlx.backends.cuda import lower_loops, lower_scatter, lower_top_k  # noqa: F401  (the table)
+from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (the table)
 from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
@@ -19,6 +19,7 @@ from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
 from rlx.backends.cuda.kernels.recurrent import lower_recurrent  # noqa: F401
 from rlx.backends.cuda.kernels.rotary import lower_rotary, pack_rows  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
+from rlx.backends.cuda.kernels.sorting import lower_search, lower_top_k  # noqa: F401
 from rlx.backends.cuda.lower_program import LoweredProgram
 from rlx.backends.cuda.lowering import TABLE, Layouts, runs_on_host
 from rlx.backends.cuda.round_rows import round_rows
