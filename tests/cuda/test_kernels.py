@@ -27,10 +27,12 @@ from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
+from rlx.backends.cuda.kernels.experts.grouped_gemm import GroupedGemm
+from rlx.backends.cuda.kernels.experts.sort_rows import SortRows
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.few_rows import FewRows, few_rows_for
-from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
+from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Gemm
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
 from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.split_rows import SplitRows
@@ -38,10 +40,12 @@ from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
+from rlx.backends.cuda.kernels.recurrent.delta_net import DeltaNet
+from rlx.backends.cuda.kernels.recurrent.selective_scan import SelectiveScan
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
 from rlx.backends.cuda.lower_program import LoweredProgram as Program
 from rlx.backends.cuda.tensor_map import MapStore, Matrix
-from rlx.ir.dtype import bf16, f16, f32
+from rlx.ir.dtype import bf16, f16, f32, i32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.op import lookup
@@ -795,6 +799,22 @@ HOT: list[GpuKernel] = [
     ),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),
+    *(DeltaNet(*[f32] * 8, n, one, True) for n in (64, 128) for one in (True, False)),
+    *(SelectiveScan(*[f32] * 8, n, one) for n in (16, 128) for one in (True, False)),
+    SortRows(i32, 128, 64),
+    *(
+        gemv_for(weight, f32, 1, k, 8 * n, Epilogue(f32), many=True, experts=i32)
+        for weight in (FloatRows(bf16), *map(PackedRows, row_planes.PARTS))
+        for n, k in ((768, 2048), (2048, 768), (14336, 4096))
+    ),
+    *(
+        GroupedGemm(
+            tile, element, planes, 2048, 768, False, element is f16, 1, Epilogue(f32),
+            column_scaled=element is f16,
+        )
+        for tile in (LARGE, SMALL)
+        for element, planes in ((bf16, 1), (bf16, 2), (bf16, 3), (f16, 2))
+    ),
 ]
 
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 import checks_on_gpu
 from cases import Case, cases
 from fake_driver import FakeDriver, installed, make_stand_in
+from layer_checks import LAYERS
 
 import rlx
 from rlx.backends import registry
@@ -78,6 +79,12 @@ SIMULATED = [
 @pytest.mark.parametrize("name", SIMULATED)
 def test_what_the_script_for_gpus_checks(name: str) -> None:
     checks_on_gpu.CHECKS[name]()
+
+
+@pytest.mark.usefixtures("as_cuda")
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_the_script_for_gpus_checks(name: str) -> None:
+    LAYERS[name]()
 
 
 REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "softmax")

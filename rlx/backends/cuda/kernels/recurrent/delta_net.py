@@ -21,7 +21,7 @@ from rlx.support.records import dataclass
 _WARPS = 4
 _COLUMNS = 8  # of a warp
 _GROUPS = WARP // _COLUMNS  # of lanes, that share the rows
-MOST = 192  # rows of a state
+MOST = 128  # rows of a state
 
 
 @dataclass(frozen=True)

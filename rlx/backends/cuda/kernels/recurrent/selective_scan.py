@@ -15,7 +15,7 @@ from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 
 _THREADS = 128
-MOST = 16  # numbers of a state that a lane has
+MOST = 8  # numbers of a state that a lane has
 _LOG2_E = 1.4426950408889634
 _LOG2_E_REST = 1.9259629911266175e-08  # of the logarithm as an f32
 
