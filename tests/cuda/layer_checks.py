@@ -14,8 +14,8 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.ops.control import make_body
-from rlx.ir.shape import Shape
 from rlx.ir.quant.scheme import GGUF_SCHEMES, encode
+from rlx.ir.shape import Shape
 
 LAYERS: dict[str, Callable[[], None]] = {}
 
@@ -171,6 +171,7 @@ def a_scan_queues_all_iterations() -> None:
         return h, g.mul(h, 2.0)
 
     for reverse in (False, True):
+
         def build(g: Graph, reverse: bool = reverse) -> Any:
             body = make_body(step, [7], [7])
             x = g.input("x", ["n", 7])
@@ -202,7 +203,9 @@ def an_index_out_of_range_in_a_loop_is_an_error() -> None:
     good = np.array([[0], [3], [1], [1], [2]], np.int32)
     for _ in range(2):
         bad = np.where(good == 2, 4, good).astype(np.int32)
-        require_error(rlx.InputError, "out of range", lambda: made.run(s=start, i=bad, t=table))
+        require_error(
+            rlx.InputError, "out of range", lambda bad=bad: made.run(s=start, i=bad, t=table)
+        )
         [got] = made.run(s=start, i=good, t=table)
         np.testing.assert_allclose(got[0], table[good[:, 0]].sum(0))
 
@@ -262,10 +265,10 @@ def experts(kind: str, rows: tuple[int, ...], count: int, n: int, k: int) -> Non
                 allowed = exact if most <= 128 else 2**-10 if packed else 2**-16
                 require_close(made.run(data)[0], want, allowed)
             ids[t // 2] = count
-            require_error(rlx.InputError, "out of range", lambda data=data: made.run(data))
+            require_error(
+                rlx.InputError, "out of range", lambda made=made, data=data: made.run(data)
+            )
 
 
-for _kind in ("BF16", "F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4"):
+for _kind in ("BF16", "F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS"):
     LAYERS[f"experts {_kind}"] = lambda kind=_kind: experts(kind, (5, 200), 6, 34, 256)
-
-

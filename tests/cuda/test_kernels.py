@@ -49,10 +49,14 @@ from rlx.ir.dtype import bf16, f16, f32, i32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.op import lookup
+from rlx.ir.quant.blocks import LAYOUTS
 from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
 from rlx.specialize.options import CompileOptions
+
+OWN = [n for n in row_planes.PARTS if n not in row_planes.RUNS]
+UNPACKED = ["IQ4_XS", "Q3_K", "Q4_1", "Q2_K"]  # with runs of 32 and 16, with minima and without
 
 
 @pytest.fixture(scope="module")
@@ -552,9 +556,51 @@ def test_packed_weights_are_decoded_on_the_device(
             made.run(x=x, i=np.array([0, wrong, 1], np.int32))
 
 
+def random_records(name: str, n: int, k: int) -> Any:
+    """Random bits whose scales of blocks are small numbers."""
+    rng = np.random.default_rng(len(name))
+    packed = rng.integers(0, 256, (n, GGUF_SCHEMES[name].row_bytes(k)), dtype=np.uint8)
+    records = packed.reshape(-1).view(LAYOUTS[name])
+    for field in ("d", "dmin", "m"):
+        if field in (records.dtype.names or ()) and records[field].dtype.kind == "f":
+            records[field] = rng.uniform(-0.02, 0.02, records[field].shape)
+    if name == "IQ1_M":  # a quarter of the scale is in the top bits of each word
+        bits = rng.uniform(0, 0.02, len(records)).astype(np.float16).view(np.uint16)
+        for i in range(4):
+            word = records["scales"][:, i] & 0xFFF
+            records["scales"][:, i] = word | (bits >> 4 * i & 15) << 12
+    return packed
+
+
+@pytest.mark.parametrize("name", row_planes.RUNS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_other_types_are_unpacked_to_bytes(backend: CudaBackend, name: str, rows: int) -> None:
+    """The numbers are those of the blocks; products differ from sums in f64 by roundings of f32."""
+    scheme, packed = GGUF_SCHEMES[name], random_records(name, 19, 512)
+    weights = decode(scheme, packed)
+    parts = row_planes.split_blocks(name, packed)
+    np.testing.assert_array_equal(row_planes.decoded(name, parts, 512), weights)
+
+    def build(g: Graph) -> Any:
+        w = g.param("w", list(packed.shape), "u8")
+        return (
+            g.dequant_matmul(g.input("x", [rows, 512]), w, scheme=scheme),
+            g.dequant_gather(w, g.input("i", [3], "i32"), scheme=scheme),
+        )
+
+    assert sorted(labels(backend, build)) == ["dequant_gather", f"gemv({rows}x512)"]
+    made = compiled(backend, build).set_param("w", packed)
+    x, ids = draw(9, rows, 512), np.array([18, 0, 7], np.int32)
+    got = made.run(x=x, i=ids)
+    np.testing.assert_allclose(got[1], weights[ids], rtol=2**-22, atol=2**-22 * weights.max())
+    want = x.astype(np.float64) @ weights.astype(np.float64).T
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
 @pytest.mark.parametrize(
     ("name", "k"),
     [
+        *((name, 512) for name in UNPACKED),
         ("Q8_0", 256),
         ("Q8_0", 4352),
         ("Q4_0", 512),
@@ -569,7 +615,9 @@ def test_packed_weights_are_decoded_once_for_many_rows(
 ) -> None:
     """x and the weight are rounded to the 11 bits of f16, by at most 2⁻¹² each, half of that in the
     mean. Rows far outside the exponents of f16 are no worse."""
-    scheme, packed = GGUF_SCHEMES[name], drawn_blocks(name, 38, k, 7)
+    scheme = GGUF_SCHEMES[name]
+    draws = name in UNPACKED
+    packed = encode(scheme, draw(7, 38, k)).data if draws else drawn_blocks(name, 38, k, 7)
 
     def build(g: Graph) -> Any:
         w = g.param("w", list(packed.shape), "u8")
@@ -752,7 +800,7 @@ def test_keys_and_values_are_appended_in_one_launch(backend: CudaBackend) -> Non
 
 # -- code ----------------------------------------------------------------------------------------
 
-SPLIT = [name for name in row_planes.PARTS if PackedRows(name).record]
+SPLIT = [name for name in (*OWN, *UNPACKED) if PackedRows(name).record]
 HOT: list[GpuKernel] = [
     gemv_for(FloatRows(bf16), f32, 1, 1024, 4096, Epilogue(f32)),
     gemv_for(FloatRows(bf16), f32, 1, 1024, 3072, Epilogue(f32, "silu", pair=True)),
@@ -785,7 +833,7 @@ HOT: list[GpuKernel] = [
     ),
     GroupGemm(GroupTile(128, 256), f16, 1, 192, 128, True, True, 1, Epilogue(f32), batched=True),
     *(SplitRows(384, True, by_columns, True) for by_columns in (False, True)),
-    *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
+    *(UnpackWeight(PackedRows(name), k) for name in (*OWN, *UNPACKED) for k in (1024, 14336)),
     FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
     *(
         GroupAttention(
@@ -804,12 +852,20 @@ HOT: list[GpuKernel] = [
     SortRows(i32, 128, 64),
     *(
         gemv_for(weight, f32, 1, k, 8 * n, Epilogue(f32), many=True, experts=i32)
-        for weight in (FloatRows(bf16), *map(PackedRows, row_planes.PARTS))
+        for weight in (FloatRows(bf16), *map(PackedRows, (*OWN, *UNPACKED)))
         for n, k in ((768, 2048), (2048, 768), (14336, 4096))
     ),
     *(
         GroupedGemm(
-            tile, element, planes, 2048, 768, False, element is f16, 1, Epilogue(f32),
+            tile,
+            element,
+            planes,
+            2048,
+            768,
+            False,
+            element is f16,
+            1,
+            Epilogue(f32),
             column_scaled=element is f16,
         )
         for tile in (LARGE, SMALL)

@@ -40,8 +40,8 @@ def test_long_rows(dtype: str, largest: bool) -> None:
 @pytest.mark.parametrize("size", [1025, 3000, 5121])
 @pytest.mark.parametrize("dtype", ["f32", "i64"])
 def test_rows_that_are_sorted(dtype: str, size: int) -> None:
-    """Runs are merged, some alone, some shorter than the others; and k is too large to find the best
-    one after the other."""
+    """Runs are merged, some alone, some shorter than the others; and k is too large to find the
+    best one after the other."""
     g = Graph("sort")
     x = g.input("x", [2, size, 2], dtype)
     outputs = [g.sort(x, axis=1, descending=d) for d in (False, True)]

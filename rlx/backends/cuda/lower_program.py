@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.kernels.persistent.plan import persist
 from rlx.backends.cuda.kernels.control.loop_kernels import LoopHeader
+from rlx.backends.cuda.kernels.persistent.plan import persist
 from rlx.backends.cuda.launches import (
     ArgAddress,
     ConstantPointer,
@@ -37,6 +37,7 @@ from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, Expr, is_affine
 from rlx.ir.lir import Lir
+from rlx.ir.node import Node
 from rlx.support.settings import debug, setting
 
 

@@ -1,4 +1,4 @@
-"""Lowering of cond, while_loop and scan: launches of their subgraphs, and jumps that the host takes.
+"""Lowering of cond, while_loop and scan: launches of their subgraphs, jumps that the host takes.
 
 The host knows how often a scan runs: it queues the launches of an iteration so often, and waits for
 nothing. For a branch, and for each test of a loop, it waits for one flag. A header goes before each

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from functools import lru_cache
 
 from rlx.backends.cuda.launches import ArgAddress, ConstantPointer, KernelArg, KernelLaunch
-from rlx.backends.cuda.lowering import TABLE, Context, Layouts, lower_graph, runs_on_host
+from rlx.backends.cuda.lowering import TABLE, Layouts, lower_graph, runs_on_host
 from rlx.backends.cuda.merge import merge_launches
 from rlx.backends.cuda.tensor_map import TensorMap
 from rlx.backends.kernel_args import Pointer, Scratch

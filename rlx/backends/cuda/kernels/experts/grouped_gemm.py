@@ -65,10 +65,11 @@ class _Emitter(GemmEmitter):
         def write() -> None:
             found = totals
             if kernel.column_scaled:
-                first = self.expert.to(i64) * kernel.n + column.to(i64)
-                scales = (f.load(f.gep(self.column_scales, first, 4), f32, 4 * i) for i in (0, 1))
+                at = self.expert.to(i64) * kernel.n + column.to(i64)
+                scales = (f.load(f.gep(self.column_scales, at, 4), f32, 4 * i) for i in (0, 1))
                 found = [v * s for v, s in zip(totals, scales, strict=True)]
             to = f.load(f.gep(self.order, row.to(i64), 4), i32).to(i64)
-            self.out.store_pair(*found, to * kernel.n + column.to(i64))
+            first, second = found
+            self.out.store_pair(first, second, to * kernel.n + column.to(i64))
 
         f.if_(column < kernel.n, write)

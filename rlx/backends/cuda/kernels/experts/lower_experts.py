@@ -74,7 +74,7 @@ class Problem:
     def suits(self) -> bool:
         """Whether tensor cores multiply it."""
         even = self.k % 8 == 0 and self.n % 2 == 0 and self.k > 0 and self.n > 0
-        return even and _FEW < self.t and 0 < self.experts <= MOST_EXPERTS
+        return even and self.t > _FEW and 0 < self.experts <= MOST_EXPERTS
 
 
 def _sorted(
@@ -83,7 +83,8 @@ def _sorted(
     """The launches of tensor cores; scratch memory begins at `at`."""
     x, _, ids = node.inputs
     scales, order, tiles, _ = (Scratch(node, at + offset) for offset in p.offsets)
-    planes, rows, report = Scratch(node, at), ids.shape.dims[0], [Status(), NodeNumber(node)]
+    planes, rows = Scratch(node, at), ids.shape.dims[0]
+    report: list[KernelArg] = [Status(), NodeNumber(node)]
     sort = SortRows(ids.dtype, p.experts, p.tile.m)
     split = Planes(x.dtype, p.w, p.planes, p.k, p.scaled, chosen=True)
     kernel = GroupedGemm(
@@ -91,8 +92,8 @@ def _sorted(
         column_scaled=columns != 0,
     )  # fmt: skip
     across = -(-p.n // kernel.columns)
-    split_args = [Pointer(x), stride, planes, p.t * p.k, scales, rows, order]
-    args = [
+    split_args: list[KernelArg] = [Pointer(x), stride, planes, p.t * p.k, scales, rows, order]
+    args: list[KernelArg] = [
         planes, p.k, p.t * p.k, scales, weights, 0, 0, 0, p.tiles * p.tile.m,
         Pointer(node.output), tiles, order, columns,
     ]  # fmt: skip
@@ -114,7 +115,7 @@ def _each(
         weight, x.dtype, 1, k, n * min(most, 16), Epilogue(node.output.dtype), many=True,
         experts=ids.dtype,
     )  # fmt: skip
-    args = [Pointer(x), stride, Pointer(w), 0, n, rows, Pointer(node.output)]
+    args: list[KernelArg] = [Pointer(x), stride, Pointer(w), 0, n, rows, Pointer(node.output)]
     args += [Pointer(ids), experts, Status(), NodeNumber(node)]
     return [KernelLaunch(kernel, args, blocks=most * kernel.blocks(n))]
 
@@ -137,7 +138,9 @@ def _problem(node: Node, sizes: tuple[int, int, int]) -> Problem | None:
     """The problem of tensor cores, if they multiply it."""
     x, w, ids = node.inputs
     k, n, experts = sizes
-    found = Problem(upper_bound(ids.shape.dims[0], node.graph.live), k, n, experts, x.dtype, w.dtype)
+    found = Problem(
+        upper_bound(ids.shape.dims[0], node.graph.live), k, n, experts, x.dtype, w.dtype
+    )
     return found if w.dtype.bytes == 2 and found.suits else None
 
 
@@ -149,7 +152,7 @@ def _scratch(node: Node) -> int:
 
 @lowers("grouped_matmul", scratch=_scratch)
 def lower_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
-    x, w, ids = node.inputs
+    x, w, _ = node.inputs
     sizes, stride = _sizes(node), row_stride(x, ctx)
     if sizes is None or stride is None or 0 in x.shape.dims or not _lie_well(node, ctx, sizes):
         return lower_region(node, ctx)
@@ -214,5 +217,3 @@ def lower_packed_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
         kernel, [Pointer(w), Scratch(node), scales, rows], blocks=-(-rows // kernel.rows)
     )
     return [unpack, *_sorted(node, found, stride, _weights_bytes(found), Scratch(node), scales)]
-
-

@@ -11,7 +11,9 @@ from rlx.support.records import dataclass
 
 _THREADS = 512
 MOST_EXPERTS = 4096
-ENTRY = 16  # bytes of a tile: its expert (-1: there is no such tile), first row, row behind the last
+ENTRY = (
+    16  # bytes of a tile: its expert (-1: there is no such tile), first row, row behind the last
+)
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,7 @@ class SortRows(BlockKernel):
         while distance < WARP:
             others = [f.exchange(t, distance) for t in totals]
             upper = (lane & distance).ne(0)
-            before = [
-                b + f.select(upper, o, 0) for b, o in zip(before, others, strict=True)
-            ]
+            before = [b + f.select(upper, o, 0) for b, o in zip(before, others, strict=True)]
             totals = [t + o for t, o in zip(totals, others, strict=True)]
             distance *= 2
         f.if_(lane.eq(0), lambda: f.store_shared(totals[1], f.i32(8 * self.experts)))

@@ -40,9 +40,9 @@ class Gemv(BlockKernel):
     """args: x, rows of x apart (in elements), weight, second weight of a pair (else 0), N, M, then
     those of the epilogue
 
-    With a `norm` of the one row of x, then gamma, residual and where their sum goes. With `experts`,
-    their type, then the number of the expert of each row (there is one row at a time), how many
-    there are, status, error number: the weights of experts [experts, N, k] follow each other.
+    With a `norm` of the one row of x, then gamma, residual and where their sum goes. With
+    `experts`, their type, then the number of the expert of each row (there is one row at a time),
+    how many there are, status, error number: weights of experts [experts, N, k] follow each other.
     `m` rows of x [M, k] at a time; `many`: M is more. A warp has `rows` rows of the weight; `split`
     warps divide their columns.
     """

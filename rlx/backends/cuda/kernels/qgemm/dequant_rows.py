@@ -1,4 +1,4 @@
-"""Packed weights of any GGUF type as f32: a thread decodes a block, neighbours have neighbouring rows.
+"""Packed weights of any GGUF type as f32: a thread decodes a block, neighbours one of other rows.
 
 The code for a block is that of CPUs (`rlx.llvm.dequant_formats`).
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx.backends.cuda.builder import KernelFunction, KernelModule
 from rlx.backends.cuda.kernel import GpuKernel
-from rlx.backends.cuda.lowering import Context, KernelLaunch, lowers
+from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, lowers
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType
@@ -100,7 +100,14 @@ def lower_dequant(node: Node, ctx: Context) -> list[KernelLaunch]:
     experts, rows, _ = w.shape.dims
     blocks = node.output.shape.dims[1] // scheme.block_size
     kernel = DequantRows(scheme.name, ids.dtype)
-    args = [Pointer(w), Pointer(ids), Pointer(node.output), ids.shape.dims[0], experts, rows]
+    args: list[KernelArg] = [
+        Pointer(w),
+        Pointer(ids),
+        Pointer(node.output),
+        ids.shape.dims[0],
+        experts,
+        rows,
+    ]
     args += [blocks, Status(), NodeNumber(node)]
     count = ctx.upper(prod((ids.shape.dims[0], rows, blocks), start=1))
     return [KernelLaunch(kernel, args, count)] if count else []

@@ -161,7 +161,8 @@ def lay_out_packed(graph: Graph) -> Graph:
                 x, w, ids = node.inputs
                 node.inputs = (x, split(w, record.scheme), ids)
                 node.op = PackedPlanesGroupedMatMul(
-                    scheme=record.scheme, experts=w.shape.dims[0]
+                    scheme=record.scheme,
+                    experts=int(w.shape.dims[0]),  # type: ignore[arg-type]
                 )
             elif record.name == "dequant_matmul":
                 node.inputs = (node.inputs[0], split(node.inputs[1], record.scheme))

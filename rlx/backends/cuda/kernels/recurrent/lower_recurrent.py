@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.carried_state import carried_state
+from rlx.backends.cuda.builder import WARP
 from rlx.backends.cuda.kernels.gemm.problem import is_aligned
 from rlx.backends.cuda.kernels.recurrent import delta_net, selective_scan
 from rlx.backends.cuda.kernels.recurrent.delta_net import DeltaNet
 from rlx.backends.cuda.kernels.recurrent.selective_scan import SelectiveScan
-from rlx.backends.cuda.builder import WARP
 from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, lowers
 from rlx.backends.kernel_args import Pointer
 from rlx.ir.node import Node, Value

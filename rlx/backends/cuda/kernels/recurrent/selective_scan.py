@@ -107,9 +107,7 @@ class _Scan:
         if kernel.one:
             last = self._token(f.i64(0), a, start, skip, self._numbers(f.i64(0)))
         else:
-            last = f.if_(
-                self.tokens > 0, lambda: self._tokens(a, start, skip), lambda: list(start)
-            )
+            last = f.if_(self.tokens > 0, lambda: self._tokens(a, start, skip), lambda: list(start))
         for n, h, there in zip(self.places, last, self.there, strict=True):
             wanted = self.writes if there is None else self.writes & there
             self._store_if(wanted, h, item * kernel.size + n)

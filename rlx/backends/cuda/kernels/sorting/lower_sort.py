@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from rlx.backends.cuda.kernels.sorting.sort_runs import TILE, MergeRuns, SortTiles, TakeSorted
-from rlx.backends.cuda.lowering import Context, KernelLaunch, lowers
+from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, lowers
 from rlx.backends.kernel_args import Pointer, Scratch
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import aligned
@@ -41,10 +41,12 @@ def sorted_rows(
         return []
     all_of = ctx.upper(total)
     each = aligned(8 * all_of) + aligned(4 * all_of)
-    halves = [(Scratch(node, i * each), Scratch(node, i * each + aligned(8 * all_of))) for i in (0, 1)]
+    halves = [
+        (Scratch(node, i * each), Scratch(node, i * each + aligned(8 * all_of))) for i in (0, 1)
+    ]
     tiles = -(-most // TILE)
     now, other = halves
-    args = [Pointer(x), *now, rows, size, stride, tiles]
+    args: list[KernelArg] = [Pointer(x), *now, rows, size, stride, tiles]
     sort = SortTiles(x.dtype, largest, nan_first)
     launches = [KernelLaunch(sort, args, blocks=ctx.upper(rows) * tiles)]
     length = TILE
@@ -56,7 +58,7 @@ def sorted_rows(
         x.dtype.bytes, 4 if indices is None else indices.dtype.bytes, values is not None,
         indices is not None,
     )  # fmt: skip
-    ends = [0 if v is None else Pointer(v) for v in (values, indices)]
+    ends: list[KernelArg] = [0 if v is None else Pointer(v) for v in (values, indices)]
     args = [Pointer(x), now[1], *ends, rows, size, stride, count]
     return [*launches, KernelLaunch(take, args, ctx.upper(rows * count))]
 
@@ -65,5 +67,6 @@ def sorted_rows(
 def lower_sort(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     _, size, _ = _sizes(node)
-    found = [node.output, None] if op.name == "sort" else [None, node.output]
-    return sorted_rows(node, ctx, *found, size, op.descending, nan_first=op.descending)
+    values, indices = (node.output, None) if op.name == "sort" else (None, node.output)
+    down = op.descending
+    return sorted_rows(node, ctx, values, indices, size, down, nan_first=down)
