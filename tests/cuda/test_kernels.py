@@ -40,6 +40,7 @@ from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
+from rlx.backends.cuda.kernels.recurrent.cells import CellSteps
 from rlx.backends.cuda.kernels.recurrent.delta_net import DeltaNet
 from rlx.backends.cuda.kernels.recurrent.selective_scan import SelectiveScan
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
@@ -849,6 +850,7 @@ HOT: list[GpuKernel] = [
     DrawToken(151936, None),
     *(DeltaNet(*[f32] * 8, n, one, True) for n in (64, 128) for one in (True, False)),
     *(SelectiveScan(*[f32] * 8, n, one) for n in (16, 128) for one in (True, False)),
+    *(CellSteps(c, hidden, c == "gru", False) for c in ("lstm", "gru") for hidden in (128, 1024)),
     SortRows(i32, 128, 64),
     *(
         gemv_for(weight, f32, 1, k, 8 * n, Epilogue(f32), many=True, experts=i32)

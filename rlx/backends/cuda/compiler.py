@@ -17,6 +17,7 @@ from rlx.backends.cuda.kernels.gemm.plan import HOPPER
 from rlx.backends.cuda.kernels.qgemm import dequant_rows  # noqa: F401
 from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
 from rlx.backends.cuda.kernels.recurrent import lower_recurrent  # noqa: F401
+from rlx.backends.cuda.kernels.recurrent.lower_cells import blocks_at_once
 from rlx.backends.cuda.kernels.rotary import lower_rotary, pack_rows  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
 from rlx.backends.cuda.kernels.sorting import lower_search, lower_top_k  # noqa: F401
@@ -37,6 +38,8 @@ class Compiler:
         self.cpu, self.multiprocessors = cpu, multiprocessors
 
     def has_native(self, node: Node) -> bool:
+        if blocks_at_once(node) > self.multiprocessors:
+            return False
         return node.op.is_view or TABLE.find(node) is not None or runs_on_host(node)
 
     def runs_on_host(self, node: Node) -> bool:
