@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from checks_on_gpu import compiled, graph_of, random, require_error
+from checks_on_gpu import backend, compiled, graph_of, random, require_error
 
 import rlx
 from rlx.ir.dtype import DType
@@ -116,6 +116,83 @@ def selective_scan(width: int, size: int, tokens: tuple[int, ...]) -> None:
 
 LAYERS["selective scan of 128"] = lambda: selective_scan(20, 128, (1, 9, 1))
 LAYERS["selective scan of ragged states"] = lambda: selective_scan(37, 50, (6, 1, 1))
+
+
+def cells(name: str) -> None:
+    """A state that is handed over has 22 bits: an error of 2⁻²² in each step, which decays."""
+    gpu = type(backend().kernels).__name__ == "KernelLoader"  # type: ignore[attr-defined]
+    steps, rows, hidden = (150, 5, 512) if gpu else (4, 2, 24)
+    gates = 4 if name == "lstm" else 3
+
+    def build(g: Graph) -> Any:
+        x, r = g.input("x", ["n", rows, gates * hidden]), g.input("r", [hidden, gates * hidden])
+        states = [g.input(s, [rows, hidden]) for s in ("hc" if name == "lstm" else "h")]
+        more = [g.input("bias", [hidden])] if name == "gru" else []
+        return getattr(g, name)(x, r, *states, *more)
+
+    graph = graph_of(build)
+    made = compiled(graph, binding={"n": rlx.UpTo(steps)})
+    names = {"r": (hidden, gates * hidden), "h": (rows, hidden), "c": (rows, hidden)}
+    names["bias"] = (hidden,)
+    data = {n: random(*d, seed=i) / 4 for i, (n, d) in enumerate(names.items())}
+    data["r"] /= hidden**0.5 / 4
+    for n in (steps, 1, 2, steps - 1, 0, steps):
+        x = random(n, rows, gates * hidden, seed=n)
+        given = {"x": x, **{k: v for k, v in data.items() if k in made.input_names}}
+        for got, want in zip(made.run(given), evaluate(graph, given, {"n": n}), strict=True):
+            require_close(got, want, 2**-18)
+    on_device(made)
+    assert len(made.executable.program.launches) == 1
+
+
+LAYERS["lstm whose blocks wait for each other"] = lambda: cells("lstm")
+LAYERS["gru whose blocks wait for each other"] = lambda: cells("gru")
+
+
+# -- whole rows ------------------------------------------------------------------------------------
+
+
+@layer
+def long_rows_are_sorted_and_summed() -> None:
+    def build(g: Graph) -> Any:
+        x = g.input("x", [3, "n"])
+        sums = [g.cumsum(x, axis=1, **o) for o in ({}, {"reverse": True}, {"exclusive": True})]
+        return (
+            g.sort(x, axis=1), g.argsort(x, axis=1, descending=True), *sums,
+            *g.top_k(x, k=500, axis=1), g.searchsorted(g.sort(g.input("t", ["m"])), x),
+        )  # fmt: skip
+
+    graph = graph_of(build)
+    made = compiled(graph, binding={"n": rlx.UpTo(9000), "m": rlx.UpTo(3000)})
+    for n, m in ((9000, 3000), (1500, 1), (4097, 1000)):
+        data = {"x": np.round(random(3, n, seed=n), 2), "t": random(m, seed=m)}
+        wanted = evaluate(graph, data)
+        for i, (got, want) in enumerate(zip(made.run(data), wanted, strict=True)):
+            if i in (2, 3, 4):
+                np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-4)
+            else:
+                np.testing.assert_array_equal(got, want)
+    on_device(made)
+
+
+@layer
+def equations_are_solved() -> None:
+    """Random matrices: a condition of some hundreds, in f64."""
+    for dtype in ("f32", "c128"):
+
+        def build(g: Graph, dtype: str = dtype) -> Any:
+            return g.solve(g.input("a", [3, 40, 40], dtype), g.input("b", [3, 40, 5], dtype))
+
+        made = compiled(graph_of(build))
+        a, b = (random(3, 40, n, seed=n).astype(DType.of(dtype).numpy) for n in (40, 5))
+        a[1, :, 7] = 0  # singular
+        a[2] = np.roll(np.eye(40), 3, 0) + 1e-3 * a[2]  # every row is exchanged
+        [got], [want] = made.run(a=a, b=b), evaluate(graph_of(build), {"a": a, "b": b})
+        assert np.isnan(want[1]).all() and np.isnan(got[1]).all()
+        for i in (0, 2):
+            off = np.linalg.norm(got[i] - want[i]) / np.linalg.norm(want[i])
+            assert off < (1e-5 if dtype == "f32" else 1e-11), off
+        on_device(made)
 
 
 # -- loops -----------------------------------------------------------------------------------------

@@ -14,13 +14,14 @@ from rlx.backends.cuda.kernels.experts import lower_experts  # noqa: F401
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER
+from rlx.backends.cuda.kernels.linalg import lower_solve  # noqa: F401
 from rlx.backends.cuda.kernels.qgemm import dequant_rows  # noqa: F401
 from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
 from rlx.backends.cuda.kernels.recurrent import lower_recurrent  # noqa: F401
 from rlx.backends.cuda.kernels.recurrent.lower_cells import blocks_at_once
 from rlx.backends.cuda.kernels.rotary import lower_rotary, pack_rows  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
-from rlx.backends.cuda.kernels.sorting import lower_search, lower_top_k  # noqa: F401
+from rlx.backends.cuda.kernels.sorting import lower_search, lower_top_k, running_sums  # noqa: F401
 from rlx.backends.cuda.lower_program import LoweredProgram
 from rlx.backends.cuda.lowering import TABLE, Layouts, runs_on_host
 from rlx.backends.cuda.round_rows import round_rows
