@@ -23,6 +23,7 @@ from layer_checks import LAYERS
 
 import rlx
 from rlx.backends import registry
+from rlx.backends.base import PlanInfo
 from rlx.backends.cuda import nest_kernel
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.driver import Gpu
@@ -80,6 +81,30 @@ SIMULATED = [
 @pytest.mark.parametrize("name", SIMULATED)
 def test_what_the_script_for_gpus_checks(name: str) -> None:
     checks_on_gpu.CHECKS[name]()
+
+
+def test_loops_are_stored(backend: CudaBackend) -> None:
+    """A program with jumps, constants of bodies and states that runs replace, from its parts."""
+    from layer_checks import nested
+
+    graph, options = graph_of(nested), CompileOptions(binding={"n": rlx.UpTo(20)})
+    template = make_template(graph, options, backend)
+    plan = template.plan({})
+    parts = backend.export(plan, options)
+    stored = backend.restore(parts, PlanInfo.of(plan), options)
+    w = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32) / 3
+    for n in (20, 3):
+        rng = np.random.default_rng(n)
+        data: dict[str, Any] = {"s": rng.normal(size=(1, 6)), "x": rng.normal(size=(n, 5, 6))}
+        data = {k: v.astype(np.float32) for k, v in data.items()}
+        data |= {"f": rng.integers(0, 2, n).astype(bool), "w": w, "limit": np.float32(50)}
+        wanted = evaluate(graph, data, {"n": n})
+        entries = stored.manifest
+        given = [backend.allocator.put(np.asarray(data[e.name])) for e in entries.inputs]
+        results = [backend.allocator.alloc(v.shape, v.dtype) for v in wanted]
+        stored.run(given, results, {"n": n})
+        for got, want in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(got.copy_out(), want, rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("as_cuda")

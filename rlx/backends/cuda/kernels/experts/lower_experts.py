@@ -117,7 +117,8 @@ def _each(
     )  # fmt: skip
     args: list[KernelArg] = [Pointer(x), stride, Pointer(w), 0, n, rows, Pointer(node.output)]
     args += [Pointer(ids), experts, Status(), NodeNumber(node)]
-    return [KernelLaunch(kernel, args, blocks=most * kernel.blocks(n))]
+    blocks = most * kernel.blocks(n)
+    return [KernelLaunch(kernel, args, blocks=blocks, reads=node.inputs, writes=[node.output])]
 
 
 # -- weights of floats -----------------------------------------------------------------------------
