@@ -40,6 +40,8 @@ def _update_of(result: Value, ctx: PlanContext) -> Node | None:
     if any(v is result for v in graph.outputs):
         return None
     update = readers[0]
+    if len(update.inputs) != 2:  # rows go to slots
+        return None
     op: Any = update.op
     state = update.inputs[0]
     whole = op.start == 0 and all(map(same, state.shape.dims, result.shape.dims))

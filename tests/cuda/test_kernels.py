@@ -27,6 +27,7 @@ from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
+from rlx.backends.cuda.kernels.experts import lower_experts
 from rlx.backends.cuda.kernels.experts.grouped_gemm import GroupedGemm
 from rlx.backends.cuda.kernels.experts.sort_rows import SortRows
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
@@ -226,6 +227,30 @@ def test_blocks_take_several_tiles_of_ragged_products(
         want = want + wide["b"] + wide["r"]
     off = np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want)
     assert off < (2**-9 if element == "bf16" else 2**-17)
+
+
+def test_packed_experts_are_decoded_some_at_a_time(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of five at a time; f16 rounds weights and x by 2⁻¹² each at most."""
+    monkeypatch.setattr(lower_experts, "_MOST_UNPACKED", 2 * 2 * 40 * 256)
+    scheme, weights = GGUF_SCHEMES["Q8_0"], draw(1, 5, 40, 256)
+    packed = encode(scheme, weights).data
+
+    def build(g: Graph) -> Any:
+        x, ids = g.input("x", [150, 256]), g.input("e", [150], "i32")
+        return g.dequant_grouped_matmul(
+            x, g.param("w", list(packed.shape), "u8"), ids, scheme=scheme
+        )
+
+    names = labels(backend, build)
+    assert names[:2] == ["sort_rows(5)", "planes(2)"]
+    assert names[2:] == ["unpack(Q8_0)", "expert gemm(64x64x256)"] * 3
+    made = compiled(backend, build).set_param("w", packed)
+    x, ids = draw(2, 150, 256), np.random.default_rng(3).integers(0, 5, 150).astype(np.int32)
+    want = np.einsum("tk,tnk->tn", x.astype(np.float64), decode(scheme, packed)[ids])
+    got = made.run(x=x, e=ids)[0]
+    assert np.linalg.norm(got - want) < 2**-11 * np.linalg.norm(want)
 
 
 # -- products of two f32 matrices ------------------------------------------------------------------

@@ -15,7 +15,8 @@ from rlx.support.records import dataclass
 @dataclass(frozen=True)
 class GroupedGemm(Gemm):
     """args: those of a product in one part, M being rows of all tiles there may be; then the tiles,
-    the numbers (i32) of the rows, what columns [experts, n] are multiplied with (else 0)
+    the numbers (i32) of the rows, what columns [experts, n] are multiplied with (else 0), the first
+    expert of those whose weights these are, and how many there are
 
     Weights are [experts, n, k].
     """
@@ -44,7 +45,9 @@ class _Emitter(GemmEmitter):
         f, kernel = self.f, self.kernel
         f.let_next_start()
         f.wait_for_previous()
-        self.expert = f.load(self.entry, i32)
+        first, count = (f.arg(f["args"], i, i32) for i in (13, 14))
+        found = f.load(self.entry, i32)
+        self.expert = found - first
 
         def emit_tile() -> None:
             self.row0, self.m = (f.load(self.entry, i32, at) for at in (4, 8))
@@ -52,7 +55,8 @@ class _Emitter(GemmEmitter):
             self.weights = [f.gep(w, start, 2) for w in self.weights]
             self._emit_tile()
 
-        f.if_((self.expert >= 0) & (self.column0 < kernel.n), emit_tile)
+        ours = (found >= first) & (self.expert < count)
+        f.if_(ours & (self.column0 < kernel.n), emit_tile)
 
     def _store(
         self, row: Value, column: Value, totals: list[Value], others: list[Value] | None

@@ -30,7 +30,7 @@ from rlx.support.records import dataclass
 _FLOATS = ("f32", "bf16", "f16")
 _FEW = 128  # rows that read weights each for itself
 _LARGE_TILE = 96  # rows of an expert, on average, from which on tiles are large
-_MOST_UNPACKED = 1 << 30  # bytes of the weights of all experts in scratch memory
+_MOST_UNPACKED = 256 << 20  # bytes of decoded weights in scratch memory
 _EXACT_ROWS = 128  # up to so many, all bits of x are kept
 
 
@@ -77,31 +77,44 @@ class Problem:
         return even and self.t > _FEW and 0 < self.experts <= MOST_EXPERTS
 
 
-def _sorted(
-    node: Node, p: Problem, stride: Any, at: int, weights: KernelArg, columns: KernelArg = 0
-) -> list[KernelLaunch]:
+class _Sorted:
     """The launches of tensor cores; scratch memory begins at `at`."""
-    x, _, ids = node.inputs
-    scales, order, tiles, _ = (Scratch(node, at + offset) for offset in p.offsets)
-    planes, rows = Scratch(node, at), ids.shape.dims[0]
-    report: list[KernelArg] = [Status(), NodeNumber(node)]
-    sort = SortRows(ids.dtype, p.experts, p.tile.m)
-    split = Planes(x.dtype, p.w, p.planes, p.k, p.scaled, chosen=True)
-    kernel = GroupedGemm(
-        p.tile, p.w, p.planes, p.k, p.n, False, p.scaled, 1, Epilogue(node.output.dtype),
-        column_scaled=columns != 0,
-    )  # fmt: skip
-    across = -(-p.n // kernel.columns)
-    split_args: list[KernelArg] = [Pointer(x), stride, planes, p.t * p.k, scales, rows, order]
-    args: list[KernelArg] = [
-        planes, p.k, p.t * p.k, scales, weights, 0, 0, 0, p.tiles * p.tile.m,
-        Pointer(node.output), tiles, order, columns,
-    ]  # fmt: skip
-    return [
-        KernelLaunch(sort, [Pointer(ids), rows, order, tiles, p.tiles, *report], blocks=1),
-        KernelLaunch(split, split_args, blocks=split.blocks(p.t)),
-        KernelLaunch(kernel, args, blocks=p.tiles * across),
-    ]
+
+    def __init__(self, node: Node, p: Problem, stride: Any, at: int) -> None:
+        self.node, self.p, self.stride = node, p, stride
+        self.planes = Scratch(node, at)
+        found = (Scratch(node, at + offset) for offset in p.offsets)
+        self.scales, self.order, self.tiles, _ = found
+
+    def rows(self) -> list[KernelLaunch]:
+        """The rows of x in the order of their experts, as planes."""
+        p, (x, _, ids) = self.p, self.node.inputs
+        rows = ids.shape.dims[0]
+        sort = SortRows(ids.dtype, p.experts, p.tile.m)
+        args: list[KernelArg] = [Pointer(ids), rows, self.order, self.tiles, p.tiles]
+        args += [Status(), NodeNumber(self.node)]
+        split = Planes(x.dtype, p.w, p.planes, p.k, p.scaled, chosen=True)
+        more: list[KernelArg] = [Pointer(x), self.stride, self.planes, p.t * p.k, self.scales]
+        more += [rows, self.order]
+        return [
+            KernelLaunch(sort, args, blocks=1),
+            KernelLaunch(split, more, blocks=split.blocks(p.t)),
+        ]
+
+    def product(
+        self, weights: KernelArg, columns: KernelArg, first: int, count: int
+    ) -> KernelLaunch:
+        """With the weights of some experts."""
+        p = self.p
+        kernel = GroupedGemm(
+            p.tile, p.w, p.planes, p.k, p.n, False, p.scaled, 1, Epilogue(self.node.output.dtype),
+            column_scaled=columns != 0,
+        )  # fmt: skip
+        args: list[KernelArg] = [
+            self.planes, p.k, p.t * p.k, self.scales, weights, 0, 0, 0, p.tiles * p.tile.m,
+            Pointer(self.node.output), self.tiles, self.order, columns, first, count,
+        ]  # fmt: skip
+        return KernelLaunch(kernel, args, blocks=p.tiles * -(-p.n // kernel.columns))
 
 
 def _each(
@@ -160,7 +173,8 @@ def lower_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     found = _problem(node, sizes)
     if found is None:
         return _each(node, ctx, FloatRows(w.dtype), sizes, stride)
-    return _sorted(node, found, stride, 0, Pointer(w))
+    made = _Sorted(node, found, stride, 0)
+    return [*made.rows(), made.product(Pointer(w), 0, 0, found.experts)]
 
 
 def _lie_well(node: Node, layouts: Layouts, sizes: tuple[int, int, int]) -> bool:
@@ -181,16 +195,22 @@ def _packed_sizes(node: Node) -> tuple[int, int, int]:
 
 
 def _unpacked(node: Node) -> Problem | None:
-    """The problem of tensor cores, if all experts are decoded for it."""
+    """The problem of tensor cores, if experts are decoded for it."""
     k, n, experts = _packed_sizes(node)
     x, _, ids = node.inputs
     found = Problem(upper_bound(ids.shape.dims[0], node.graph.live), k, n, experts, x.dtype, f16)
-    return found if found.suits and 2 * experts * n * k <= _MOST_UNPACKED else None
+    return found if found.suits and 2 * n * k <= _MOST_UNPACKED else None
+
+
+def _at_once(p: Problem) -> int:
+    """How many experts are decoded at a time."""
+    return min(p.experts, _MOST_UNPACKED // (2 * p.n * p.k))
 
 
 def _weights_bytes(p: Problem) -> int:
-    """Of the decoded weights, and of what their rows are multiplied with."""
-    return aligned(2 * p.experts * p.n * p.k) + aligned(4 * p.experts * p.n)
+    """Of decoded weights, and of what their rows are multiplied with."""
+    rows = _at_once(p) * p.n
+    return aligned(2 * rows * p.k) + aligned(4 * rows)
 
 
 def _packed_scratch(node: Node) -> int:
@@ -212,9 +232,20 @@ def lower_packed_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
         return []
     if found is None:
         return _each(node, ctx, weight, _packed_sizes(node), stride)
-    rows, kernel = found.experts * found.n, UnpackWeight(weight, found.k)
-    scales = Scratch(node, aligned(2 * rows * found.k))
-    unpack = KernelLaunch(
-        kernel, [Pointer(w), Scratch(node), scales, rows], blocks=-(-rows // kernel.rows)
+    made, kernel = (
+        _Sorted(node, found, stride, _weights_bytes(found)),
+        UnpackWeight(weight, found.k),
     )
-    return [unpack, *_sorted(node, found, stride, _weights_bytes(found), Scratch(node), scales)]
+    each, launches = _at_once(found), made.rows()
+    scales = Scratch(node, aligned(2 * each * found.n * found.k))
+    for first in range(0, found.experts, each):
+        count = min(each, found.experts - first)
+        rows = count * found.n
+        packed = Pointer(w, first * found.n * weight.row_bytes(found.k))
+        launches += [
+            KernelLaunch(
+                kernel, [packed, Scratch(node), scales, rows], blocks=-(-rows // kernel.rows)
+            ),
+            made.product(Scratch(node), scales, first, count),
+        ]
+    return launches
