@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +23,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import numpy as np
-from checks_on_gpu import backend, compiled, graph_of
+from checks_on_gpu import Letters, backend, compiled, graph_of
+from tiny import PROMPT, write_folder
 
+import rlx
 from rlx.ir.graph import Graph
 from rlx.ir.ops.control import make_body
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.ir.shape import Shape
+from rlx.models.model_file import ModelFile
 
 COPIES = 12
 Build = Callable[[Graph, int], Any]
@@ -169,6 +173,20 @@ def timed(build: Build) -> float:
     return statistics.median(found[1:])
 
 
+def decoded(name: str) -> float:
+    """Tokens a second of a tiny model: launches and the host are all there is."""
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(name, Path(folder))
+        with rlx.load(folder, device="cuda", context=128, kv="f16") as model:
+            settings: dict[str, Any] = {"stream": False, "max_tokens": 96, "seed": 1}
+            for _ in range(4):
+                start = time.perf_counter()
+                found = model.generate(PROMPT, **settings)
+                seconds = time.perf_counter() - start
+    return len(found.tokens) / seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
@@ -178,6 +196,9 @@ def main() -> None:
             seconds = timed(build)
             rate = f", {moved / seconds / 1e9:,.0f} GB/s of weights or states" if moved else ""
             print(f"{name}: {seconds * 1e6:.1f} us{rate}", flush=True)
+    for name in ("llama", "mamba2", "qwen3_next", "qwen3_moe"):
+        if only in f"tiny {name}":
+            print(f"tiny {name}: {decoded(name):,.0f} tokens/s", flush=True)
 
 
 if __name__ == "__main__":
