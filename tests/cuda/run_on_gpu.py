@@ -39,8 +39,9 @@ def checks() -> dict[str, Check]:
     """All checks by name."""
     import checks_on_gpu
     from cases import cases
+    from layer_checks import LAYERS
 
-    found: dict[str, Check] = dict(checks_on_gpu.CHECKS)
+    found: dict[str, Check] = {**checks_on_gpu.CHECKS, **LAYERS}
     for case in cases():
         found[f"parity {case.id}"] = lambda case=case: checks_on_gpu.compare_case(case)
     return found

@@ -27,10 +27,13 @@ from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
+from rlx.backends.cuda.kernels.experts import lower_experts
+from rlx.backends.cuda.kernels.experts.grouped_gemm import GroupedGemm
+from rlx.backends.cuda.kernels.experts.sort_rows import SortRows
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.few_rows import FewRows, few_rows_for
-from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
+from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Gemm
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
 from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.split_rows import SplitRows
@@ -38,17 +41,24 @@ from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
+from rlx.backends.cuda.kernels.recurrent.cells import CellSteps
+from rlx.backends.cuda.kernels.recurrent.delta_net import DeltaNet
+from rlx.backends.cuda.kernels.recurrent.selective_scan import SelectiveScan
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
 from rlx.backends.cuda.lower_program import LoweredProgram as Program
 from rlx.backends.cuda.tensor_map import MapStore, Matrix
-from rlx.ir.dtype import bf16, f16, f32
+from rlx.ir.dtype import bf16, f16, f32, i32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.op import lookup
+from rlx.ir.quant.blocks import LAYOUTS
 from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
 from rlx.specialize.options import CompileOptions
+
+OWN = [n for n in row_planes.PARTS if n not in row_planes.RUNS]
+UNPACKED = ["IQ4_XS", "Q3_K", "Q4_1", "Q2_K"]  # with runs of 32 and 16, with minima and without
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +227,30 @@ def test_blocks_take_several_tiles_of_ragged_products(
         want = want + wide["b"] + wide["r"]
     off = np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want)
     assert off < (2**-9 if element == "bf16" else 2**-17)
+
+
+def test_packed_experts_are_decoded_some_at_a_time(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of five at a time; f16 rounds weights and x by 2⁻¹² each at most."""
+    monkeypatch.setattr(lower_experts, "_MOST_UNPACKED", 2 * 2 * 40 * 256)
+    scheme, weights = GGUF_SCHEMES["Q8_0"], draw(1, 5, 40, 256)
+    packed = encode(scheme, weights).data
+
+    def build(g: Graph) -> Any:
+        x, ids = g.input("x", [150, 256]), g.input("e", [150], "i32")
+        return g.dequant_grouped_matmul(
+            x, g.param("w", list(packed.shape), "u8"), ids, scheme=scheme
+        )
+
+    names = labels(backend, build)
+    assert names[:2] == ["sort_rows(5)", "planes(2)"]
+    assert names[2:] == ["unpack(Q8_0)", "expert gemm(64x64x256)"] * 3
+    made = compiled(backend, build).set_param("w", packed)
+    x, ids = draw(2, 150, 256), np.random.default_rng(3).integers(0, 5, 150).astype(np.int32)
+    want = np.einsum("tk,tnk->tn", x.astype(np.float64), decode(scheme, packed)[ids])
+    got = made.run(x=x, e=ids)[0]
+    assert np.linalg.norm(got - want) < 2**-11 * np.linalg.norm(want)
 
 
 # -- products of two f32 matrices ------------------------------------------------------------------
@@ -548,9 +582,51 @@ def test_packed_weights_are_decoded_on_the_device(
             made.run(x=x, i=np.array([0, wrong, 1], np.int32))
 
 
+def random_records(name: str, n: int, k: int) -> Any:
+    """Random bits whose scales of blocks are small numbers."""
+    rng = np.random.default_rng(len(name))
+    packed = rng.integers(0, 256, (n, GGUF_SCHEMES[name].row_bytes(k)), dtype=np.uint8)
+    records = packed.reshape(-1).view(LAYOUTS[name])
+    for field in ("d", "dmin", "m"):
+        if field in (records.dtype.names or ()) and records[field].dtype.kind == "f":
+            records[field] = rng.uniform(-0.02, 0.02, records[field].shape)
+    if name == "IQ1_M":  # a quarter of the scale is in the top bits of each word
+        bits = rng.uniform(0, 0.02, len(records)).astype(np.float16).view(np.uint16)
+        for i in range(4):
+            word = records["scales"][:, i] & 0xFFF
+            records["scales"][:, i] = word | (bits >> 4 * i & 15) << 12
+    return packed
+
+
+@pytest.mark.parametrize("name", row_planes.RUNS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_other_types_are_unpacked_to_bytes(backend: CudaBackend, name: str, rows: int) -> None:
+    """The numbers are those of the blocks; products differ from sums in f64 by roundings of f32."""
+    scheme, packed = GGUF_SCHEMES[name], random_records(name, 19, 512)
+    weights = decode(scheme, packed)
+    parts = row_planes.split_blocks(name, packed)
+    np.testing.assert_array_equal(row_planes.decoded(name, parts, 512), weights)
+
+    def build(g: Graph) -> Any:
+        w = g.param("w", list(packed.shape), "u8")
+        return (
+            g.dequant_matmul(g.input("x", [rows, 512]), w, scheme=scheme),
+            g.dequant_gather(w, g.input("i", [3], "i32"), scheme=scheme),
+        )
+
+    assert sorted(labels(backend, build)) == ["dequant_gather", f"gemv({rows}x512)"]
+    made = compiled(backend, build).set_param("w", packed)
+    x, ids = draw(9, rows, 512), np.array([18, 0, 7], np.int32)
+    got = made.run(x=x, i=ids)
+    np.testing.assert_allclose(got[1], weights[ids], rtol=2**-22, atol=2**-22 * weights.max())
+    want = x.astype(np.float64) @ weights.astype(np.float64).T
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
 @pytest.mark.parametrize(
     ("name", "k"),
     [
+        *((name, 512) for name in UNPACKED),
         ("Q8_0", 256),
         ("Q8_0", 4352),
         ("Q4_0", 512),
@@ -564,9 +640,7 @@ def test_packed_weights_are_decoded_once_for_many_rows(
     backend: CudaBackend, name: str, k: int
 ) -> None:
     """x and the weight are rounded to the 11 bits of f16, by at most 2⁻¹² each, half of that in the
-    mean. Rows far outside the exponents of f16 are no worse. MXFP4, whose scales go beyond those,
-    is decoded by a launch of its own."""
-    scheme, packed = GGUF_SCHEMES[name], drawn_blocks(name, 38, k, 7)
+from rlx.ir.dtype import DType, bf16, f16, f32, i32
 
     def build(g: Graph) -> Any:
         w = g.param("w", list(packed.shape), "u8")
@@ -750,7 +824,7 @@ def test_keys_and_values_are_appended_in_one_launch(backend: CudaBackend) -> Non
 
 # -- code ----------------------------------------------------------------------------------------
 
-SPLIT = [name for name in row_planes.PARTS if PackedRows(name).record]
+SPLIT = [name for name in (*OWN, *UNPACKED) if PackedRows(name).record]
 HOT: list[GpuKernel] = [
     gemv_for(FloatRows(bf16), f32, 1, 1024, 4096, Epilogue(f32)),
     gemv_for(FloatRows(bf16), f32, 1, 1024, 3072, Epilogue(f32, "silu", pair=True)),
@@ -783,7 +857,7 @@ HOT: list[GpuKernel] = [
     ),
     GroupGemm(GroupTile(128, 256), f16, 1, 192, 128, True, True, 1, Epilogue(f32), batched=True),
     *(SplitRows(384, True, by_columns, True) for by_columns in (False, True)),
-    *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
+    *(UnpackWeight(PackedRows(name), k) for name in (*OWN, *UNPACKED) for k in (1024, 14336)),
     FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
     *(
         GroupAttention(
@@ -797,6 +871,31 @@ HOT: list[GpuKernel] = [
     ),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),
+    *(DeltaNet(*[f32] * 8, n, one, True) for n in (64, 128) for one in (True, False)),
+    *(SelectiveScan(*[f32] * 8, n, one) for n in (16, 128) for one in (True, False)),
+    *(CellSteps(c, hidden, c == "gru", False) for c in ("lstm", "gru") for hidden in (128, 1024)),
+    SortRows(i32, 128, 64),
+    *(
+        gemv_for(weight, f32, 1, k, 8 * n, Epilogue(f32), many=True, experts=i32)
+        for weight in (FloatRows(bf16), *map(PackedRows, (*OWN, *UNPACKED)))
+        for n, k in ((768, 2048), (2048, 768), (14336, 4096))
+    ),
+    *(
+        GroupedGemm(
+            tile,
+            element,
+            planes,
+            2048,
+            768,
+            False,
+            element is f16,
+            1,
+            Epilogue(f32),
+            column_scaled=element is f16,
+        )
+        for tile in (LARGE, SMALL)
+        for element, planes in ((bf16, 1), (bf16, 2), (bf16, 3), (f16, 2))
+    ),
 ]
 
 

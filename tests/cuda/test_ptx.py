@@ -72,6 +72,9 @@ def test_kernels_are_assembled_without_spills(op: str, backend: CudaBackend) -> 
         numbers = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
         assert numbers is not None
         most = 8 if kernel.label == "scatter" else 0  # around the call of a 64-bit division
+        if kernel.label.startswith("dequant("):  # a table of scales that is indexed
+            assert int(numbers[1]) <= 256 and not int(numbers[2]), kernel.label
+            continue
         assert max(map(int, numbers.groups())) <= most, kernel.label
 
 

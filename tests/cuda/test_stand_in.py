@@ -19,13 +19,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 import checks_on_gpu
 from cases import Case, cases
 from fake_driver import FakeDriver, installed, make_stand_in
+from layer_checks import LAYERS
 
 import rlx
 from rlx.backends import registry
+from rlx.backends.base import PlanInfo
 from rlx.backends.cuda import nest_kernel
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.driver import Gpu
 from rlx.backends.cuda.lowering import lower_graph
+from rlx.backends.decode_loop import LoopSpec
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.models.model_file import ModelFile
@@ -66,6 +69,7 @@ def test_parity(case: Case) -> None:
 
 TINY = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "mamba2")  # the others run on GPUs alone
 LONG = ("engine llama", "engine gemma2", "engine gpt_oss", "engine qwen3 f16 cache")  # 30 s each
+LONG += ("a stop of mamba2", "a stop of qwen3_next")
 SIMULATED = [
     pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name
     for name in checks_on_gpu.CHECKS
@@ -77,6 +81,36 @@ SIMULATED = [
 @pytest.mark.parametrize("name", SIMULATED)
 def test_what_the_script_for_gpus_checks(name: str) -> None:
     checks_on_gpu.CHECKS[name]()
+
+
+def test_loops_are_stored(backend: CudaBackend) -> None:
+    """A program with jumps, constants of bodies and states that runs replace, from its parts."""
+    from layer_checks import nested
+
+    graph, options = graph_of(nested), CompileOptions(binding={"n": rlx.UpTo(20)})
+    template = make_template(graph, options, backend)
+    plan = template.plan({})
+    parts = backend.export(plan, options)
+    stored = backend.restore(parts, PlanInfo.of(plan), options)
+    w = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32) / 3
+    for n in (20, 3):
+        rng = np.random.default_rng(n)
+        data: dict[str, Any] = {"s": rng.normal(size=(1, 6)), "x": rng.normal(size=(n, 5, 6))}
+        data = {k: v.astype(np.float32) for k, v in data.items()}
+        data |= {"f": rng.integers(0, 2, n).astype(bool), "w": w, "limit": np.float32(50)}
+        wanted = evaluate(graph, data, {"n": n})
+        entries = stored.manifest
+        given = [backend.allocator.put(np.asarray(data[e.name])) for e in entries.inputs]
+        results = [backend.allocator.alloc(v.shape, v.dtype) for v in wanted]
+        stored.run(given, results, {"n": n})
+        for got, want in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(got.copy_out(), want, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("as_cuda")
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_the_script_for_gpus_checks(name: str) -> None:
+    LAYERS[name]()
 
 
 REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "softmax")
@@ -148,17 +182,48 @@ def test_dynamic_sizes_change_the_args_and_not_the_graph(backend: CudaBackend) -
     assert backend.compile_count == 0
 
 
+@pytest.mark.parametrize("stop", [{}, {70}, {40}, {3}, {31}, {32}], ids=str)
+def test_states_are_put_back_behind_a_stop(backend: CudaBackend, stop: set[int]) -> None:
+    """Runs are queued ahead of the host; a state that each run replaces is that of the last run
+    whose token is wanted, whichever half of the log that lies in."""
+
+    def build(g: Graph) -> Any:
+        state, token = g.state("s", [2, 3]), g.input("ids", [1], "i32")
+        last = g.add(g.mul(state, 0.5), g.cast(token, "f32"))
+        g.state_update(state, last)
+        return g.add(token, g.constant(1, "i32"))
+
+    made = compiled(backend, graph_of(build))
+    [name] = made.output_names
+    made.run(ids=np.zeros(1, np.int32))
+    loop = made.decode_loop(LoopSpec({"ids": name}, name, "past"))
+    slot, expected, token = made.slot_buffer("ids"), np.zeros((2, 3), np.float32), 0
+    fake: Any = backend.gpu._driver
+    for count in (80, 5):
+        slot.copy_in(np.array([token], np.int32))
+        fake.calls.clear()
+        found = loop.run({"past": 0}, count, {token + n for n in stop})
+        wanted = [token + i for i in range(1, count + 1)]
+        wanted = wanted[: min([n for n in stop if n <= count], default=count)]
+        assert found == wanted
+        for n in [token, *wanted[:-1]]:
+            expected = expected * np.float32(0.5) + n
+        np.testing.assert_allclose(made.read_state("s"), expected, rtol=1e-6)
+        assert "cuGraphLaunch" in fake.calls
+        token = wanted[-1]
+
+
 def test_ops_without_kernels_are_in_the_report(backend: CudaBackend) -> None:
     def build(g: Graph) -> Any:
-        return g.solve(g.relu(g.input("x", [3, 3])), g.input("y", [3, 2]))
+        return g.cholesky(g.relu(g.input("x", [3, 3])))
 
     template = make_template(graph_of(build), CompileOptions(), backend)
     report = template.result.dispatch_report
-    assert report.outcome("solve") == {"host"}
+    assert report.outcome("cholesky") == {"host"}
     assert "no kernel" in str(report)
     assert report.outcome("relu") <= {"native"}
     launches = lower_graph(template.plan({}))
-    assert [x.label for x in launches if x.kernel is None] == ["solve"]
+    assert [x.label for x in launches if x.on_host] == ["cholesky"]
 
 
 def test_a_nan_is_found_where_it_is_made(

@@ -35,3 +35,26 @@ def test_long_rows(dtype: str, largest: bool) -> None:
         got = made.run(x=x)
     for a, b in zip(got, evaluate(g, {"x": x}), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("size", [1025, 3000, 5121])
+@pytest.mark.parametrize("dtype", ["f32", "i64"])
+def test_rows_that_are_sorted(dtype: str, size: int) -> None:
+    """Runs are merged, some alone, some shorter than the others; and k is too large to find the
+    best one after the other."""
+    g = Graph("sort")
+    x = g.input("x", [2, size, 2], dtype)
+    outputs = [g.sort(x, axis=1, descending=d) for d in (False, True)]
+    outputs += [g.argsort(x, axis=1, descending=d) for d in (False, True)]
+    outputs += [v for d in (False, True) for v in g.top_k(x, k=700, axis=1, largest=d)]
+    g.set_outputs(*outputs)
+    rng = np.random.default_rng(3)
+    data: Any = rng.integers(-90, 90, (2, size, 2)).astype(x.dtype.numpy)
+    if dtype == "f32":
+        data[0, [5, 1000], 0] = np.nan
+        data[1, 17, 1] = -0.0
+    with installed(FakeDriver()):
+        made = CompiledGraph(make_template(g, CompileOptions(), make_stand_in()))
+        got = made.run(x=data)
+    for a, b in zip(got, evaluate(g, {"x": data}), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -5,16 +5,23 @@ Artifacts load without it: importing all families of kernels takes longer than l
 
 from __future__ import annotations
 
-from rlx.backends.cuda import lower_loops, lower_scatter, lower_top_k  # noqa: F401  (the table)
+from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (the table)
 from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
+from rlx.backends.cuda.kernels.control import lower_control  # noqa: F401
+from rlx.backends.cuda.kernels.experts import lower_experts  # noqa: F401
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER
+from rlx.backends.cuda.kernels.linalg import lower_solve  # noqa: F401
+from rlx.backends.cuda.kernels.qgemm import dequant_rows  # noqa: F401
 from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
+from rlx.backends.cuda.kernels.recurrent import lower_recurrent  # noqa: F401
+from rlx.backends.cuda.kernels.recurrent.lower_cells import blocks_at_once
 from rlx.backends.cuda.kernels.rotary import lower_rotary, pack_rows  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
+from rlx.backends.cuda.kernels.sorting import lower_search, lower_top_k, running_sums  # noqa: F401
 from rlx.backends.cuda.lower_program import LoweredProgram
 from rlx.backends.cuda.lowering import TABLE, Layouts, runs_on_host
 from rlx.backends.cuda.round_rows import round_rows
@@ -32,6 +39,8 @@ class Compiler:
         self.cpu, self.multiprocessors = cpu, multiprocessors
 
     def has_native(self, node: Node) -> bool:
+        if blocks_at_once(node) > self.multiprocessors:
+            return False
         return node.op.is_view or TABLE.find(node) is not None or runs_on_host(node)
 
     def runs_on_host(self, node: Node) -> bool:

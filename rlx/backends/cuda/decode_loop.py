@@ -4,7 +4,9 @@ While the host reads the tokens of some runs, the device is at the next ones. A 
 run logs the token, carries outputs to inputs, and changes the table of args
 for the next position: all args grow by a constant from one position to the next. Runs behind a
 token in `stop` are wasted, but harm nothing: the KV cache is written again at these positions, and
-carried values are put back.
+carried values are put back. States that every run replaces, those of recurrent layers, are copied
+before the runs whose tokens the host reads at once; behind a stop they are put back, and the runs
+up to it are done again.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class CudaDecodeLoop(DecodeLoop):
         vain."""
         program = self._cuda.program
         return (
-            program.symbols == [self.spec.counter]
+            program.symbols in ([], [self.spec.counter])
             and program.can_repeat
             and all(t.nbytes % _UNIT == 0 and t.nbytes <= 256 for t, _ in self.carried)
         )
@@ -107,6 +109,7 @@ class CudaDecodeLoop(DecodeLoop):
         tables = [cuda.program.addends({counter: n}) for n in (0, 1)]
         slope = tables[1] - tables[0]
         places = np.flatnonzero(slope)
+        self._copies: list[list[Buffer]] = []  # of what runs replace, for both halves of the log
         words = [
             (_address(target) + at, _address(source) + at)
             for target, source in self.carried
@@ -135,26 +138,59 @@ class CudaDecodeLoop(DecodeLoop):
         self._cuda.begin_slots(sizes)
         self._logged.zero()
         left = deque([min(RUNS, count - i) for i in range(0, count, RUNS)])
-        waiting = deque[tuple[int, Callable[[], Any]]]()
+        waiting = deque[tuple[int, int, Callable[[], Any]]]()
         queued = 0
         while left or waiting:
             while left and len(waiting) < 2:
-                waiting.append((left[0], self._queue(left.popleft(), self._halves[queued % 2])))
+                half, number = queued % 2, left.popleft()
+                self._keep_states(half)
+                waiting.append((number, half, self._queue(number, self._halves[half])))
                 queued += 1
-            number, read = waiting.popleft()
+            number, half, read = waiting.popleft()
             rows = read()[:number]
             tokens = rows[:, 0].tolist()
             ends = [i for i, token in enumerate(tokens) if token in stop]
             if ends:
-                self._restore(rows[ends[0]])  # behind what is queued
+                position = sizes[self.spec.counter] + len(found)
                 found += tokens[: ends[0] + 1]
+                is_last = ends[0] == number - 1 and not waiting
                 left.clear()
                 while waiting:
-                    waiting.popleft()[1]()
+                    waiting.popleft()[2]()
+                if is_last:
+                    pass
+                elif self._cuda.program.replaced:
+                    self._again({**sizes, self.spec.counter: position}, ends[0] + 1, half)
+                else:
+                    self._restore(rows[ends[0]])  # behind what is queued
                 break
             found += tokens
         self._cuda.forget_table()
         return found
+
+    # -- states that runs replace ---------------------------------------------------------------
+
+    def _replaced(self) -> list[Buffer]:
+        """What a run replaces: states, and with them the values that it is given."""
+        states = self._cuda.replaced_states()
+        return [*states, *(target for target, _ in self.carried)] if states else []
+
+    def _keep_states(self, half: int) -> None:
+        """Copy what the runs of a half of the log replace."""
+        now = self._replaced()
+        if now and not self._copies:
+            memory = self._cuda.allocator
+            self._copies = [[memory.alloc(b.shape, b.dtype) for b in now] for _ in range(2)]
+        for copy, buffer in zip(self._copies[half] if now else [], now, strict=True):
+            copy.allocator.copy(copy, buffer)
+
+    def _again(self, sizes: Mapping[str, int], count: int, half: int) -> None:
+        """Do the first runs of a half once more, and no others."""
+        for copy, buffer in zip(self._copies[half], self._replaced(), strict=True):
+            copy.allocator.copy(buffer, copy)
+        self._cuda.forget_table()
+        self._cuda.begin_slots(sizes)
+        self._queue(count, self._halves[half])()
 
     def _queue(self, count: int, log: Buffer) -> Callable[[], Any]:
         """Queue runs; what waits for them and reads their half of the log."""

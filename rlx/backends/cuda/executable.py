@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ctypes import c_void_p
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,19 @@ from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.decode_loop import CudaDecodeLoop
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
 from rlx.backends.cuda.kernel import KernelLoader
-from rlx.backends.cuda.lowering import KernelLaunch
+from rlx.backends.cuda.launches import Branch, KernelLaunch, Repeat, While
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
-from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program, place_of
+from rlx.backends.cuda.program import (
+    ARENA,
+    FLAG,
+    NUMBER,
+    STATUS,
+    TABLE,
+    Base,
+    Program,
+    place_of,
+)
 from rlx.backends.cuda.tensor_map import MapStore
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.errors import CodegenError
@@ -37,6 +45,7 @@ from rlx.passes.views import is_plain
 from rlx.specialize.manifest import ManifestEntry
 
 _OVERLAP = (9, 0)  # the first GPUs whose kernels may start before the one in front has ended
+_TOGETHER = 16  # iterations of a loop in a graph
 _MOST_SLOTS = 4096  # views of the arena that are kept
 _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 
@@ -52,6 +61,7 @@ class CudaExecutable(KernelExecutable):
         super().__init__(info, program.bounds_checks, program.symbols)
         self.arena = allocator.alloc_arena(info.manifest.arena_size)
         self._status = allocator.staging((1,), np.int64)
+        self._flag = allocator.staging((1,), np.int64)
         self.table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
         self._uploaded = b""
         self._written: tuple[int, ...] | None = None  # sizes that the table is written for
@@ -61,6 +71,7 @@ class CudaExecutable(KernelExecutable):
             NUMBER: 0,
             ARENA: _address(self.arena),
             STATUS: int(self._status.ctypes.data),
+            FLAG: int(self._flag.ctypes.data),
             TABLE: _address(self.table),
             **{b: _address(buffer) for b, buffer in self._buffers.items()},
         }
@@ -71,11 +82,12 @@ class CudaExecutable(KernelExecutable):
         self.overlaps = kernels.gpu.capability >= _OVERLAP
         # The first kernel waits for all before it: others read args ahead of their own waits.
         self._grids = [
-            _geometry(x, most, self.overlaps and i > 0, self.overlaps)
+            _geometry(x, most, self.overlaps and i > 0 and not x.waits, self.overlaps)
             for i, x in enumerate(self.program.launches)
         ]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
+        self._loops: dict[tuple[int, int], Graph] = {}  # of some iterations
         self._at_slots = False  # whether the last run had all inputs and outputs in the arena
         self._slots: dict[tuple[Any, ...], Buffer] = {}
 
@@ -151,7 +163,7 @@ class CudaExecutable(KernelExecutable):
                     (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
                 )
             # where the host runs nodes, it reads slots in the sizes of the run
-            self._at_slots = at_slots and None not in self._functions
+            self._at_slots = at_slots and not any(x.on_host for x in self.program.launches)
         self._place_maps()
         wanted = tuple([sizes[s] for s in self.symbols])
         if wanted == self._written:
@@ -180,6 +192,10 @@ class CudaExecutable(KernelExecutable):
         manifest = self.manifest
         self._begin([None] * len(manifest.inputs), [None] * len(manifest.outputs), sizes)
 
+    def replaced_states(self) -> list[Buffer]:
+        """The states that a run changes so that it may not be repeated in vain."""
+        return [self._buffers["state", name] for name in self.program.replaced]
+
     def forget_table(self) -> None:
         """The table of args was changed on the device: it is written anew by the next run."""
         self._uploaded, self._written = b"", None
@@ -193,19 +209,84 @@ class CudaExecutable(KernelExecutable):
 
     def _run_launches(self, first: int, last: int, sizes: Mapping[str, int]) -> None:
         """Queue launches; those between two calls of the host as one graph."""
-        numbers = range(first, last)
         if self.watched_by is not None:
             self.watched_by.begin_run(sizes)
-            for i in numbers:
-                self.watched_by.record(i, self.allocator.stream, partial(self._do, i, sizes))
-            return
-        for on_host, group in groupby(numbers, lambda i: self._functions[i] is None):
-            part = list(group)
-            if on_host:
-                for i in part:
-                    self._do(i, sizes)
+        self._walk(first, last, sizes)
+
+    def _walk(self, first: int, last: int, sizes: Mapping[str, int]) -> None:
+        at = first
+        while at < last:
+            end = at
+            while end < last and self._functions[end] is not None:
+                end += 1
+            if end > at:
+                self._queue(at, end)
+                at = end
+            elif self.program.launches[at].on_host:
+                self._run_on_host(self.node_of(at), sizes)
+                at += 1
             else:
-                self._queue_kernels(part[0], part[-1] + 1)
+                at = self._jump(at, sizes)
+
+    def _queue(self, first: int, last: int, times: int = 1) -> None:
+        """Queue kernels, some times."""
+        if self.watched_by is None:
+            if times > 1:
+                times = self._queue_loop(first, last, times)
+            for _ in range(times):
+                self._queue_kernels(first, last)
+            return
+        stream = self.allocator.stream
+        for i in (i for _ in range(times) for i in range(first, last)):
+            self.watched_by.record(i, stream, partial(self._launch, i, stream))
+
+    def _jump(self, at: int, sizes: Mapping[str, int]) -> int:
+        """Take a jump; the launch behind all that it skips or repeats."""
+        jump, first = self.program.launches[at].jump, at + 1
+        arg = self.program.starts[at]
+        if isinstance(jump, Repeat):
+            count, end = int(self.program.addends(sizes)[arg]), first + jump.inside
+            if all(f is not None for f in self._functions[first:end]):
+                self._queue(first, end, count)
+            else:
+                for _ in range(count):
+                    self._walk(first, end, sizes)
+            return end
+        if isinstance(jump, Branch):
+            middle = first + jump.then
+            end = middle + jump.otherwise
+            self._walk(*((first, middle) if self._told() else (middle, end)), sizes)
+            return end
+        assert isinstance(jump, While)
+        middle, end, done = first + jump.test, first + jump.test + jump.inside, 0
+        while True:
+            self._walk(first, middle, sizes)
+            if not self._told():
+                return end
+            if done and done == jump.most:
+                self._status[0] = self.program.addends(sizes)[arg] or self._status[0]
+                return end
+            self._walk(middle, end, sizes)
+            done += 1
+
+    def _told(self) -> bool:
+        """What the last kernel told the host."""
+        self.allocator.stream.synchronize()
+        return bool(self._flag[0])
+
+    def _queue_loop(self, first: int, last: int, times: int) -> int:
+        """Queue kernels as graphs of several iterations; how many are left."""
+        if times < _TOGETHER:
+            return times
+        if (first, last) not in self._loops:
+            stream = Stream(self.allocator.gpu)
+            with stream.capture() as graph:
+                for i in (i for _ in range(_TOGETHER) for i in range(first, last)):
+                    self._launch(i, stream)
+            self._loops[first, last] = graph
+        for _ in range(times // _TOGETHER):
+            self._loops[first, last].launch(self.allocator.stream)
+        return times % _TOGETHER
 
     def _queue_kernels(self, first: int, last: int) -> None:
         key = (first, last)
@@ -218,13 +299,6 @@ class CudaExecutable(KernelExecutable):
         for i in range(first, last):
             self._launch(i, self.allocator.stream)
         self._graphs[key] = None
-
-    def _do(self, i: int, sizes: Mapping[str, int]) -> None:
-        """One launch, or one call of the host."""
-        if self._functions[i] is None:
-            self._run_on_host(self.node_of(i), sizes)
-        else:
-            self._launch(i, self.allocator.stream)
 
     def _captured(self, first: int, last: int) -> Graph:
         """The launches as a graph, recorded on a stream that nothing else uses."""

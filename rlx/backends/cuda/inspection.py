@@ -58,7 +58,8 @@ class CudaInspection(Inspection):
 
     def _launch(self, x: KernelLaunch) -> LaunchInfo:
         if x.kernel is None:
-            return LaunchInfo(x.label, x.node, None, "in Python")
+            how = "in Python" if x.on_host else "a jump of the host"
+            return LaunchInfo(x.label, x.node, None, how)
         return LaunchInfo(x.label, x.node, EmittedKernel(x.kernel, self.backend.kernels), "")
 
     def compile_seconds(self) -> float:

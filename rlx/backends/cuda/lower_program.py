@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.bounds_checks import bounds_checks_of
+from rlx.backends.cuda.kernels.control.loop_kernels import LoopHeader
 from rlx.backends.cuda.kernels.persistent.plan import persist
-from rlx.backends.cuda.launches import Counters, KernelArg, KernelLaunch, Lasting
+from rlx.backends.cuda.launches import (
+    ArgAddress,
+    ConstantPointer,
+    Counters,
+    HostFlag,
+    KernelArg,
+    KernelLaunch,
+    Lasting,
+)
 from rlx.backends.cuda.lowering import lower_graph
 from rlx.backends.cuda.merge import merge_launches
-from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program, place_of
+from rlx.backends.cuda.program import (
+    ARENA,
+    FLAG,
+    NUMBER,
+    STATUS,
+    TABLE,
+    Base,
+    Program,
+    place_of,
+)
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
+from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, Expr, is_affine
 from rlx.ir.lir import Lir
+from rlx.ir.node import Node
 from rlx.support.settings import debug, setting
 
 
@@ -31,21 +52,25 @@ class LoweredProgram(Program):
         if self.unsuited and wish != "0":
             debug(1, f"decode is no persistent kernel: {self.unsuited}")
         self.lir, self.launches = lir, merge_launches(found, lir)
+        for before, x in pairwise(self.launches):
+            x.waits = before.kernel is None or isinstance(before.kernel, LoopHeader)
         self._lasting = 0  # how many launches keep memory
         self.nodes = [x.node.id for x in self.launches if x.node is not None]
         self.symbols = sorted(lir.live)
         self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
-        self.reports, self.maps, self.starts = {}, {}, [0]
+        self.reports, self.maps = {}, {}
         self._map_numbers: dict[tuple[Base, int, Matrix], int] = {}
         bases, addends = list[Base](), list[Dim]()
         self._counters = 0  # words behind all args
-        first = sum(len(launch.args) for launch in self.launches)
+        self._body_constants: dict[Base, Data] = {}
+        self._node_numbers: dict[Node, int] = {}
+        self.starts = [0, *accumulate(len(launch.args) for launch in self.launches)]
+        self._start_of = {id(x): at for x, at in zip(self.launches, self.starts, strict=False)}
         for launch in self.launches:
             for arg in launch.args:
-                base, addend = self._resolved(arg, first)
+                base, addend = self._resolved(arg, self.starts[-1])
                 bases.append(base)
                 addends.append(addend)
-            self.starts.append(len(bases))
         bases += [NUMBER] * self._counters
         addends += [0] * self._counters
         self.bases = list(dict.fromkeys([NUMBER, *bases]))
@@ -57,11 +82,14 @@ class LoweredProgram(Program):
         self.orders = [min(orders[i:]) for i in range(len(orders))]
         self.constants = self._constants()
         updates = [n for n in lir.graph.nodes if n.op.name == "state_update"]
+        affine = all(is_affine(a) for _, a in self.dynamic)
         self.can_repeat = (
-            all(is_affine(a) for _, a in self.dynamic)
+            affine
             and all(x.kernel is not None for x in self.launches)
-            and all(_is_append(n) for n in updates)
+            and all(len(n.inputs) == 2 for n in updates)  # at a start, not at given slots
         )
+        replaced = [lir.home(n.inputs[0])[0] for n in updates if not _is_append(n)]
+        self.replaced = sorted({str(root.node.name) for root in replaced})
 
     # -- args -----------------------------------------------------------------------------------
 
@@ -89,21 +117,36 @@ class LoweredProgram(Program):
         if isinstance(arg, Status):
             return STATUS, 0
         if isinstance(arg, NodeNumber):
-            node = arg.node
-            operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
-            self.reports[node.id + 1] = node.op.name, operands, str(node.origin)
-            return NUMBER, arg.node.id + 1
+            return NUMBER, self._number(arg.node)
+        if isinstance(arg, ArgAddress):
+            return TABLE, 8 * (self._start_of[id(arg.launch)] + arg.index)
+        if isinstance(arg, ConstantPointer):
+            known = self._body_constants
+            same = next((b for b, data in known.items() if data == arg.data), None)
+            base = same or ("constant", f"of a body {len(known)}")
+            known[base] = arg.data
+            return base, arg.shift
+        if isinstance(arg, HostFlag):
+            return FLAG, 0
         return NUMBER, arg
+
+    def _number(self, node: Node) -> int:
+        """What a kernel stores when it meets bad data."""
+        number = self._node_numbers.setdefault(node, len(self._node_numbers) + 1)
+        operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
+        self.reports[number] = node.op.name, operands, str(node.origin)
+        return number
 
     def _constants(self) -> dict[Base, Any]:
         places = [*self.bases, *(base for base, _, _ in self.maps.values())]
-        used = {base for base in places if base[0] == "constant"}
+        used = {b for b in places if b[0] == "constant" and b not in self._body_constants}
         for launch in self.launches:
-            if launch.kernel is None and launch.node is not None:
+            if launch.on_host and launch.node is not None:
                 places = [place_of(self.lir, v)[0] for v in launch.node.inputs]
                 used |= {b for b in places if b[0] == "constant"}
         nodes: Sequence[Any] = self.lir.graph.nodes
-        return {base: nodes[base[1]].op.data.array for base in sorted(used)}
+        own = {base: nodes[base[1]].op.data.array for base in sorted(used)}
+        return own | {base: data.array for base, data in self._body_constants.items()}
 
 
 def _is_append(node: Any) -> bool:

@@ -10,13 +10,15 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+from rlx.backends.carried_state import is_written
 from rlx.backends.cuda.builder import BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.lower_loops import launch_for, lower_copies
 from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, f32
+from rlx.ir.dtype import f64 as f64_type
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.shape import normalize_axis
@@ -132,11 +134,16 @@ def _store_slices(
     axis = normalize_axis(op.axis, x.shape.rank)
     outer = prod(x.shape.dims[:axis], start=1)
     inner = prod(x.shape.dims[axis + 1 :], start=1)
-    kernel = StoreSlices(x.dtype, indices.dtype, wraps and indices.dtype.kind == "int", adds)
+    dtype = x.dtype
+    if dtype.is_complex and (adds or dtype.bytes > 8):  # its parts are floats
+        dtype, inner = (f32 if dtype.bits == 64 else f64_type), 2 * inner
+    kernel = StoreSlices(dtype, indices.dtype, wraps and indices.dtype.kind == "int", adds)
     pointers = [Pointer(target), Pointer(updates), Pointer(indices)]
     sizes = [indices.shape.dims[0], x.shape.dims[axis], outer, inner]
     strides = _update_strides(node, ctx)
     assert strides is not None  # others were copied
+    if dtype is not x.dtype:
+        strides = 2 * strides[0], 2 * strides[1], 1
     args = [*pointers, *sizes, Status(), NodeNumber(node), *strides]
     return KernelLaunch(kernel, args, blocks=ctx.upper(indices.shape.dims[0]))
 
@@ -174,11 +181,7 @@ def _joined(axes: Sequence[tuple[Dim, Dim]]) -> Dim | None:
     return axes[-1][1] if axes else 1
 
 
-def _is_real(node: Node) -> bool:
-    return node.inputs[0].dtype.kind in ("int", "uint", "float")
-
-
-@lowers("scatter_add", when=_is_real, strided=False)
+@lowers("scatter_add", strided=False)
 @lowers("scatter", strided=False)
 def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, updates = node.inputs[0].shape, node.inputs[2].shape
@@ -200,6 +203,8 @@ def _reads(node: Node, layouts: Layouts) -> bool:
 @lowers("state_update", strided=_reads)
 def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
     """The state itself is changed, at a start or at given slots."""
+    if is_written(node, ctx):
+        return []
     if len(node.inputs) == 2:
         return lower_copies(node, ctx)
     state, update = node.inputs[:2]

@@ -28,6 +28,7 @@ NUMBER: Base = ("number", None)  # no address at all
 ARENA: Base = ("arena", None)
 STATUS: Base = ("status", None)
 TABLE: Base = ("table", None)  # the table of args itself
+FLAG: Base = ("flag", None)  # what a device tells the host before it takes a jump
 _PER_RUN = ("input", "output")  # roles of bases that each run places anew
 
 _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
@@ -48,7 +49,8 @@ class Program:
     fixed: npt.NDArray[np.int64]  # addends that no size changes
     dynamic: list[tuple[int, Dim]]  # args whose addends depend on sizes
     orders: list[int]  # of the phases of launches
-    can_repeat: bool  # whether runs may be queued, and be repeated in vain
+    can_repeat: bool  # whether runs may be queued without the host
+    replaced: list[str]  # states that a run changes so that it may not be repeated in vain
     constants: dict[Base, Any]  # that kernels or the host read, as arrays
 
     def __init__(self) -> None:

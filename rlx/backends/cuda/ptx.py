@@ -12,7 +12,7 @@ from rlx.backends.cuda.builder import (
     KernelModule,
 )
 from rlx.backends.cuda.ptx_exchange import ExchangeFunction
-from rlx.llvm.builder import Type, Value, bf16, f16, f32, i32, i64, ptr, void
+from rlx.llvm.builder import Function, Type, Value, bf16, f16, f32, i32, i64, ptr, void
 from rlx.llvm.nest import elements
 
 _SHARED = "@shared_memory"
@@ -452,6 +452,13 @@ class GpuModule(KernelModule):
         assert isinstance(made, GpuFunction)
         made.threads, made.min_blocks = threads, min_blocks
         return made
+
+    def table(self, fn: Function, data: bytes, align: int = 64) -> Value:
+        """Constant bytes in global memory, which threads read at places of their own."""
+        name, body = f"@table{len(self._globals)}", "\\" + data.hex("\\") if data else ""
+        kind = f"internal addrspace(1) constant [{len(data)} x i8]"
+        self._globals.append(f'{name} = {kind} c"{body}", align {align}')
+        return fn.instr(f"addrspacecast ptr addrspace(1) {name} to ptr", ptr)
 
     def use_global(self, name: str, text: str) -> None:
         """Declare a global variable once."""

@@ -16,7 +16,7 @@ from rlx.backends.bounds_checks import BoundsCheck
 from rlx.backends.cuda.builder import KernelModule
 from rlx.backends.cuda.driver import driver_version
 from rlx.backends.cuda.kernel import GpuKernel
-from rlx.backends.cuda.launches import KernelLaunch
+from rlx.backends.cuda.launches import Branch, KernelLaunch, Repeat, While
 from rlx.backends.cuda.program import Base, Program
 from rlx.backends.cuda.tensor_map import Matrix
 from rlx.errors import CodegenError, FormatError
@@ -25,7 +25,8 @@ from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.support.records import dataclass
 
-_FORMAT = 3
+_FORMAT = 4
+_JUMPS: dict[str, Any] = {"repeat": Repeat, "branch": Branch, "while": While}
 _TARGET, _PROGRAM, _ARGS, _CUBINS = "target", "program", "args", "cubins"
 
 
@@ -72,7 +73,8 @@ def write_program(
     launches: list[tuple[Any, ...]] = []
     for x in program.launches:
         if x.kernel is None:
-            launches.append((x.label,))
+            numbers = () if x.jump is None else tuple(vars(x.jump).values())
+            launches.append((x.label, numbers))
             continue
         k, digest = x.kernel, hashlib.sha256(cubins[x.kernel]).hexdigest()
         launches.append(
@@ -85,6 +87,7 @@ def write_program(
                 k.starts_early,
                 int(x.blocks),
                 int(x.threads),
+                x.waits,
             )
         )
     about = (
@@ -93,7 +96,7 @@ def write_program(
         tuple((base, where, offset, (m.element, m.rows, m.columns, m.stride, m.box, m.width,
                m.permuted)) for base, (where, offset, m) in program.maps.items()),
         tuple(program.starts), tuple(program.bases), tuple(program.dynamic), tuple(program.orders),
-        program.can_repeat,
+        program.can_repeat, tuple(program.replaced),
         tuple((base, Data(array)) for base, array in program.constants.items()),
         tuple((digest, len(image)) for digest, image in digests.items()),
         hashlib.sha256(cubins[advance]).hexdigest(),
@@ -118,14 +121,15 @@ class StoredProgram(Program):
         if version != _FORMAT:
             raise FormatError("a program of another version", where="artifact", got=version)
         launches, nodes, symbols, checks, reports, maps, *rest = fields
-        starts, bases, dynamic, orders, self.can_repeat, constants, sizes, self.advance = rest
+        starts, bases, dynamic, orders, self.can_repeat, replaced, *rest = rest
+        constants, sizes, self.advance = rest
         self.launches = [_launch(row) for row in launches]
         self.nodes, self.symbols = list(nodes), list(symbols)
         self.bounds_checks = [BoundsCheck(*row) for row in checks]
         self.reports = dict(reports)
         self.maps = {base: (where, offset, Matrix(*m)) for base, where, offset, m in maps}
         self.starts, self.bases, self.dynamic = list(starts), list(bases), list(dynamic)
-        self.orders = list(orders)
+        self.orders, self.replaced = list(orders), list(replaced)
         self.base_of, self.fixed = np.frombuffer(parts[_ARGS], np.int64).reshape(2, -1).copy()
         self.constants: dict[Base, Any] = {base: data.array for base, data in constants}
         self.cubins: dict[str, bytes] = {}
@@ -138,11 +142,12 @@ class StoredProgram(Program):
 
 
 def _launch(row: Sequence[Any]) -> KernelLaunch:
-    if len(row) == 1:
-        return KernelLaunch(None)
-    label, digest, by_blocks, block, shared, early, blocks, threads = row
+    if len(row) == 2:
+        label, numbers = row
+        return KernelLaunch(None, jump=_JUMPS[label](*numbers) if numbers else None)
+    label, digest, by_blocks, block, shared, early, blocks, threads, waits = row
     kernel = StoredKernel(digest, label, by_blocks, block, shared, early)
-    return KernelLaunch(kernel, (), threads, blocks)
+    return KernelLaunch(kernel, (), threads, blocks, waits=waits)
 
 
 def _read(data: bytes) -> Any:

@@ -165,11 +165,40 @@ def dots(a: F32, b: F32) -> F32:
     return found
 
 
-def fill(out: F32, q: Array, scale: Array, minimum: Array | None = None) -> None:
+class Parts:
+    """Takes the place of the values that a decoder fills: keeps quants and scales apart."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape, self.size = shape, shape[0] * shape[1]
+        self.quants: Array = np.empty(0)
+        self.scale: Array = np.empty(0)
+        self.minimum: Array | None = None
+
+
+def split_rows(scheme: QuantScheme, packed: Array) -> tuple[Array, F32, F32 | None]:
+    """Rows of blocks as quants (i8) [rows, k], and what runs of them are multiplied with, and have
+    subtracted then; of block formats but plain floats."""
+    records = np.ascontiguousarray(packed).reshape(-1).view(LAYOUTS[scheme.name])
+    found: Any = Parts((len(records), scheme.block_size))
+    DECODERS[scheme.name](records, found)
+    rows = len(packed)
+
+    def flat(part: Array, dtype: Any) -> Array:
+        whole: Array = np.ascontiguousarray(part).astype(dtype).reshape(rows, -1)
+        return whole
+
+    minimum = None if found.minimum is None else flat(found.minimum, np.float32)
+    return flat(found.quants, np.int8), flat(found.scale, np.float32), minimum
+
+
+def fill(out: F32 | Parts, q: Array, scale: Array, minimum: Array | None = None) -> None:
     """out = q * scale - minimum, where each scale and minimum holds for a run of weights.
 
     Whole-array operations: broadcasting over runs of 16 takes twice as long.
     """
+    if isinstance(out, Parts):
+        out.quants, out.scale, out.minimum = q, scale, minimum
+        return
     run = out.size // scale.size
     np.copyto(out, q.reshape(out.shape))
     out *= np.repeat(scale.reshape(-1), run).reshape(out.shape)

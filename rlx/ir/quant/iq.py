@@ -93,6 +93,8 @@ CURVE = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
 
+_CURVE = CURVE.astype(np.int8)
+
 
 def _even_signs() -> Array:
     """Seven stored sign bits; the eighth makes the number of minus signs even."""
@@ -181,17 +183,15 @@ def iq1_m(b: Array, out: F32) -> None:
 
 @decoder("IQ4_NL", ("d", "<f2"), ("qs", "u1", 16))
 def iq4_nl(b: Array, out: F32) -> None:
-    CURVE.take(planes(b["qs"], 4).reshape(out.shape), out=out, mode="clip")
-    out *= f32(b["d"])
+    fill(out, _CURVE.take(planes(b["qs"], 4)), f32(b["d"]))
 
 
 @decoder("IQ4_XS", ("d", "<f2"), ("high", "<u2"), ("low", "u1", 4), ("qs", "u1", (8, 16)))
 def iq4_xs(b: Array, out: F32) -> None:
     high = (b["high"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
     six_bits = fields(b["low"], 4) | high.astype(np.uint8) << 4
-    groups = out.reshape(-1, 8, 32)
-    CURVE.take(planes(b["qs"], 4).reshape(groups.shape), out=groups, mode="clip")
-    groups *= (f32(b["d"]) * (six_bits.view(np.int8) - np.int8(32)))[..., None]
+    scale = f32(b["d"]) * (six_bits.view(np.int8) - np.int8(32))
+    fill(out, _CURVE.take(planes(b["qs"], 4)), scale)
 
 
 def _quarters(scale: Array) -> Array:

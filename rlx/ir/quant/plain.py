@@ -351,6 +351,7 @@ def _digits(source: Array, count: int) -> Array:
 
 
 BOOK = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+_BOOK = BOOK.astype(np.int8)
 
 
 def _half_e8m0() -> F32:
@@ -379,6 +380,4 @@ def mxfp4(b: Array, out: F32) -> None:
 
 @decoder("NVFP4", ("d", "u1", 4), ("qs", "u1", (4, 8)))
 def nvfp4(b: Array, out: F32) -> None:
-    groups = out.reshape(-1, 4, 16)
-    BOOK.take(planes(b["qs"], 4).reshape(groups.shape), out=groups, mode="clip")
-    groups *= UE4M3[b["d"]][..., None]
+    fill(out, _BOOK.take(planes(b["qs"], 4)), UE4M3[b["d"]])

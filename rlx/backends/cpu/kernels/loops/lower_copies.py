@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rlx.backends.carried_state import is_written
 from rlx.backends.cpu.kernels.loops.indexing import write_at
 from rlx.backends.cpu.kernels.loops.lower_region import launch_for
-from rlx.backends.cpu.kernels.recurrent.lower_recurrent import is_written
 from rlx.backends.cpu.lowering import Context, KernelLaunch, lowers
 from rlx.ir.node import Node
 from rlx.loops.strided_copies import copy_nests

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import (
-    KVALUES_IQ4NL,
-    KVALUES_MXFP4,
-    half_e8m0,
-    half_ue4m3,
-)
 from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, MicroTile
 from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Value, f32, i8
+from rlx.llvm.dequant_formats import (
+    KVALUES_IQ4NL,
+    KVALUES_MXFP4,
+    half_e8m0,
+    half_ue4m3,
+)
 from rlx.support.records import dataclass
 
 BIASED = 1.5 * 2.0**23  # the float whose bits are BIAS

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import DEQUANTIZERS, Block
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i8, i64, ptr, vec
+from rlx.llvm.dequant_formats import DEQUANTIZERS, Block
 from rlx.llvm.storage import memory_type, widen
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 
 from rlx.backends.cpu.kernels.qgemm.block_formats import ColumnTile, Format, WeightBlock
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import KVALUES_IQ4NL
 from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, MicroTile
 from rlx.llvm.builder import Value, f32, i16, vec
+from rlx.llvm.dequant_formats import KVALUES_IQ4NL
 
 _SCALE, SUMS_OF_16, SUMS_OF_32 = 64, 65, 73  # word offsets in a row's superblock
 

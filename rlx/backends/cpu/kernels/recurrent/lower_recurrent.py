@@ -1,18 +1,13 @@
-"""Lowering of recurrences over a sequence: the selective scan and the gated delta rule.
-
-A recurrence reads a state, and its last result becomes the state (a loop-carried value). Where
-nothing reads the old state in between, it writes that result into the state itself, and the state
-update that follows has nothing to copy: their lowering depends on their neighbours.
-"""
+"""Lowering of recurrences over a sequence: the selective scan and the gated delta rule."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.carried_state import carried_state
 from rlx.backends.cpu.kernels.recurrent.delta_net import DeltaStep, DeltaTokens, Rule
 from rlx.backends.cpu.kernels.recurrent.selective_scan import SelectiveScan
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
-from rlx.ir.dim import same
 from rlx.ir.node import Node, Value
 from rlx.llvm.target import Target
 
@@ -79,46 +74,3 @@ def lower_delta_net(node: Node, ctx: Context) -> list[KernelLaunch]:
             spec, args, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes
         )
     ]
-
-
-# -- loop-carried states -------------------------------------------------------------------------
-
-# Ops whose second result may lie where their state does: each part of it is read before it is
-# written, by the same worker.
-_CARRIERS = frozenset(["gated_delta_net", "selective_scan"])
-
-
-def carried_state(result: Value, ctx: Context) -> Value:
-    """Where a recurrence writes `result`: into the state that it becomes, or a place of its own."""
-    update = _update_of(result, ctx)
-    return result if update is None else update.inputs[0]
-
-
-def is_written(update: Node, ctx: Context) -> bool:
-    """Whether a `state_update` has nothing left to do: the recurrence wrote the state."""
-    value = update.inputs[1]
-    carries = value.node.op.name in _CARRIERS and value.index == 1
-    return carries and _update_of(value, ctx) is update
-
-
-def _update_of(result: Value, ctx: Context) -> Node | None:
-    """The one reader of `result`, if that makes it a state which nobody else reads any more."""
-    graph, producer = ctx.lir.graph, result.node
-    later = graph.nodes[producer.id + 1 :]
-    readers = [n for n in later if any(v is result for v in n.inputs)]
-    if len(readers) != 1 or readers[0].op.name != "state_update":
-        return None
-    if any(v is result for v in graph.outputs):
-        return None
-    update = readers[0]
-    op: Any = update.op
-    state = update.inputs[0]
-    whole = op.start == 0 and all(map(same, state.shape.dims, result.shape.dims))
-    if not whole or state.shape.dtype is not result.shape.dtype or not ctx.is_plain(state):
-        return None
-    root = ctx.lir.home(state)[0]
-    between = graph.nodes[producer.id + 1 : update.id]
-    late = any(ctx.lir.home(v)[0] is root for n in between for v in n.inputs)
-    if late or any(ctx.lir.home(v)[0] is root for v in producer.inputs[:-1]):
-        return None
-    return update

@@ -15,6 +15,7 @@ from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows, Raw, Segment, WeightRows, load_run
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Value, f32, i64
+from rlx.llvm.storage import memory_type
 from rlx.support.records import dataclass
 
 _WARPS = 8
@@ -39,7 +40,9 @@ class Gemv(BlockKernel):
     """args: x, rows of x apart (in elements), weight, second weight of a pair (else 0), N, M, then
     those of the epilogue
 
-    With a `norm` of the one row of x, then gamma, residual and where their sum goes.
+    With a `norm` of the one row of x, then gamma, residual and where their sum goes. With
+    `experts`, their type, then the number of the expert of each row (there is one row at a time),
+    how many there are, status, error number: weights of experts [experts, N, k] follow each other.
     `m` rows of x [M, k] at a time; `many`: M is more. A warp has `rows` rows of the weight; `split`
     warps divide their columns.
     """
@@ -55,10 +58,11 @@ class Gemv(BlockKernel):
     norm: Norm | None = None
     resident: int = 0  # blocks that share a multiprocessor; 0: one, or two where that costs nothing
     in_flight: int = 0  # loads of weights that a lane has under way; 0: as many as usual
+    experts: DType | None = None
 
     @property
     def label(self) -> str:
-        return f"gemv({self.m}x{self.k})"
+        return f"{'gemv' if self.experts is None else 'expert gemv'}({self.m}x{self.k})"
 
     @property
     def threads(self) -> int:
@@ -67,7 +71,7 @@ class Gemv(BlockKernel):
     @property
     def splits_x(self) -> bool:
         """Whether x is split, to be multiplied as integers."""
-        one = self.m == 1 and not self.many and self.x.name == "f32"
+        one = self.m == 1 and (not self.many or self.experts is not None) and self.x.name == "f32"
         return one and self.weight.record > 0 and self.k % 32 == 0
 
     @property
@@ -133,6 +137,7 @@ def gemv_for(
     epilogue: Epilogue,
     many: bool = False,
     norm: Norm | None = None,
+    experts: DType | None = None,
 ) -> Gemv:
     """The kernel for these sizes: enough blocks to fill a GPU, enough loads in flight."""
     chunks = weight.chunks(k)
@@ -140,7 +145,7 @@ def gemv_for(
     while split < _WARPS and split * WARP < chunks and n * 2 < 40000 * split:
         split *= 2
     rows = _rows(m, n, _WARPS // split, 2 if epilogue.pair else 1)
-    usual = Gemv(weight, x, m, k, epilogue, rows, split, many, norm)
+    usual = Gemv(weight, x, m, k, epilogue, rows, split, many, norm, experts=experts)
     plain = m == 1 and not many and norm is None and not epilogue.pair
     return _large(usual, n) if plain and n * k >= _LARGE else usual
 
@@ -192,6 +197,7 @@ class _Emitter:
         self.out = EpilogueArgs(f, kernel.epilogue, 6)
         place = 7 + kernel.epilogue.extras
         self.norm_args = [f.arg(args, place + i) for i in range(self._norm_count)]
+        self.extra = place
         self.factor: Value | None = None
         self.gammas: list[list[Value]] = []  # of the first steps, loaded ahead
         warp = f.thread() >> 5
@@ -209,6 +215,9 @@ class _Emitter:
         chunks = kernel.weight.chunks(kernel.k)
         each, group, groups = WARP * kernel.split, kernel.group, kernel.groups
         own = self.lane.to(i64) + self.warp_k.to(i64) * WARP
+        if kernel.experts is not None:  # the kernel in front may have chosen them
+            f.let_next_start()
+            f.wait_for_previous()
         rows = self._rows()
 
         def load(step: Value | int) -> list[list[Raw]]:
@@ -222,8 +231,9 @@ class _Emitter:
         if kernel.norm is not None and groups <= 2 and not kernel.splits_x:
             first = [f.min(own + i * each, chunks - 1) for i in range(group)]
             self.gammas = [self._gamma(kernel.weight.runs(f, chunk)) for chunk in first]
-        f.let_next_start()
-        f.wait_for_previous()
+        if kernel.experts is None:
+            f.let_next_start()
+            f.wait_for_previous()
         self._load_residual()
         if kernel.norm is not None:
             self.factor = self._norm(kernel.norm)
@@ -328,7 +338,20 @@ class _Emitter:
         f, kernel = self.f, self.kernel
         first = self.first + (self.warp_n * kernel.rows).to(i64)
         numbers = [f.min(first + r, self.n - 1) for r in range(kernel.rows)]
+        if kernel.experts is not None:
+            start = self._expert(kernel.experts) * self.n
+            numbers = [start + n for n in numbers]
         return [(w, n) for w in self.weights for n in numbers]
+
+    def _expert(self, dtype: DType) -> Value:
+        """The number of this row's expert; a wrong one is told, and the first taken instead."""
+        f, args = self.f, self.f["args"]
+        at = f.gep(f.arg(args, self.extra), f.min(self.row0, self.m - 1), dtype.bytes)
+        found = f.load(at, memory_type(dtype)).to(i64, signed=dtype.kind == "int")
+        known = found.ult(f.arg(args, self.extra + 1, i64))
+        report = f.arg(args, self.extra + 2), f.arg(args, self.extra + 3, i64)
+        f.if_(~known, lambda: f.store(report[1], report[0]))
+        return f.select(known, found, 0)
 
     def _load(self, rows: Sequence[tuple[Value, Value]], chunk: Value, chunks: int) -> list[Raw]:
         f, kernel = self.f, self.kernel

@@ -13,7 +13,7 @@ from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run
 from rlx.ir.dtype import DType
-from rlx.llvm.builder import Value, f32, i64
+from rlx.llvm.builder import Value, f32, i32, i64
 from rlx.llvm.storage import memory_type
 from rlx.support.records import dataclass
 
@@ -25,7 +25,8 @@ _EXPONENT = 0x7F800000
 class Planes(BlockKernel):
     """args: x, rows of x apart, planes, planes apart, scales, M (strides in elements)
 
-    A warp has a row of `k` numbers if it is scaled, else a piece of one.
+    A warp has a row of `k` numbers if it is scaled, else a piece of one. With `chosen`, then the
+    numbers (i32) of the rows of x, in the order in which they are wanted.
     """
 
     x: DType
@@ -34,6 +35,7 @@ class Planes(BlockKernel):
     k: int
     scaled: bool
     unit: int = 0  # columns are ordered in units of so many, as packed weights want them
+    chosen: bool = False
 
     @property
     def label(self) -> str:
@@ -70,7 +72,10 @@ class Planes(BlockKernel):
         f.wait_for_previous()
 
         def emit_row() -> None:
-            base, lane = f.gep(x, row * stride, self.x.bytes), (f.lane32() * 4).to(i64)
+            source = row
+            if self.chosen:
+                source = f.load(f.gep(f.arg(args, 6), row, 4), i32).to(i64)
+            base, lane = f.gep(x, source * stride, self.x.bytes), (f.lane32() * 4).to(i64)
             factor = self._scale(f, base, row, scales) if self.scaled else None
 
             def emit_at(at: Value) -> None:

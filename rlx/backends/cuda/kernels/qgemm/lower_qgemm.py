@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
@@ -43,7 +45,7 @@ from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
 _FLOATS = ("f32", "bf16", "f16")
-_PACKED = {"dequant_matmul": "packed_planes_matmul", "dequant_gather": "packed_planes_gather"}
+_PACKED = ("dequant_matmul", "dequant_gather", "dequant_grouped_matmul")
 
 
 @op("split_blocks", runs_in_prepare=True)
@@ -87,6 +89,24 @@ class PackedPlanesMatMul(Op):
         return rounded(made if residual is None else made + residual, dtype)
 
 
+@op("packed_planes_grouped_matmul", is_anchor=True)
+class PackedPlanesGroupedMatMul(Op):
+    """`dequant_grouped_matmul` of weights [experts · N, row] in rows of parts."""
+
+    scheme: QuantScheme
+    experts: int
+
+    def infer(self, x: Shape, w: Shape, expert: Shape) -> Shape:
+        return x.with_dims((x.dims[0], w.dims[0] // self.experts))
+
+    def reference(self, x: Array, w: Array, expert: Array) -> Array:
+        require_indices(expert, self.experts, "expert")
+        dtype = DType.of(x.dtype)
+        decoded = row_planes.decoded(self.scheme.name, w, x.shape[-1])
+        wide, weights = widened(dtype, x, decoded.reshape(self.experts, -1, x.shape[-1]))
+        return rounded(np.einsum("tk,tnk->tn", wide, weights[expert]), dtype)
+
+
 @op("packed_planes_gather")
 class PackedPlanesGather(Op):
     """`dequant_gather` of a table in rows of parts."""
@@ -127,7 +147,7 @@ def _is_param_only(value: Value) -> bool:
     return bool(value.node.inputs) and all(map(_is_param_only, value.node.inputs))
 
 
-@lowers("dequant_matmul", "dequant_gather", when=_is_packed)
+@lowers(*_PACKED, when=_is_packed)
 def lower_unchanged(node: Node, ctx: Context) -> list[KernelLaunch]:
     """Templates have the other ops in their place; a graph that did not pass by runs on the
     host."""
@@ -142,14 +162,25 @@ def lay_out_packed(graph: Graph) -> Graph:
     def split(weight: Value, scheme: QuantScheme) -> Value:
         if weight not in made:
             with graph.origin(weight.node.origin.touched("layout")):
-                made[weight] = graph.append(lookup("split_blocks")(scheme=scheme), (weight,))
-            order.append(graph.nodes.pop())
+                count, rows = len(graph.nodes), weight
+                if weight.shape.rank == 3:  # those of experts, one behind the other
+                    rows = graph.reshape(weight, shape=(-1, weight.shape.dims[2]))
+                made[weight] = graph.append(lookup("split_blocks")(scheme=scheme), (rows,))
+            order.extend(graph.nodes[count:])
+            del graph.nodes[count:]
         return made[weight]
 
     for node in list(graph.nodes):
         if node.op.name in _PACKED and _is_packed(node):
             record: Any = node.op
-            if record.name == "dequant_matmul":
+            if record.name == "dequant_grouped_matmul":
+                x, w, ids = node.inputs
+                node.inputs = (x, split(w, record.scheme), ids)
+                node.op = PackedPlanesGroupedMatMul(
+                    scheme=record.scheme,
+                    experts=int(w.shape.dims[0]),  # type: ignore[arg-type]
+                )
+            elif record.name == "dequant_matmul":
                 node.inputs = (node.inputs[0], split(node.inputs[1], record.scheme))
                 node.op = PackedPlanesMatMul(scheme=record.scheme)
             else:

@@ -16,7 +16,7 @@ from rlx.backends.cuda.kernels.qgemm.digits import (
     quant_bytes,
     split,
 )
-from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
+from rlx.backends.cuda.kernels.qgemm.row_planes import MINIMA, RUNS, offsets
 from rlx.llvm.builder import Value, f16, f32, i8, i16, i32, vec
 from rlx.support.records import dataclass
 
@@ -30,21 +30,28 @@ class PackedRows(WeightRows):
     scheme: str
 
     @property
+    def has_bytes(self) -> bool:
+        """Whether a quant is a byte with a sign."""
+        return self.scheme == "Q8_0" or self.scheme in RUNS
+
+    @property
     def elements(self) -> int:  # type: ignore[override]
-        return 16 if self.scheme == "Q8_0" else 32
+        return 16 if self.has_bytes else 32
 
     @property
     def registers(self) -> int:  # type: ignore[override]
-        return {"Q4_K": 6, "Q5_K": 7, "Q6_K": 8}.get(self.scheme, 5)
+        usual = 7 if self.scheme in MINIMA else 5  # two floats take room of their own
+        return {"Q4_K": 6, "Q5_K": 7, "Q6_K": 8}.get(self.scheme, usual)
 
     @property
     def record(self) -> int:  # type: ignore[override]
-        return 0 if self.scheme == "MXFP4" else RECORD
+        return 0 if self.scheme in ("MXFP4", "Q2_K") else RECORD
 
     @property
     def most(self) -> int:
-        """No number that `decode` gives is larger; the least is 0, or as far below it."""
-        return {"Q8_0": 255, "Q6_K": 63, "Q5_K": 31}.get(self.scheme, 15)
+        """No number that `decode` gives is larger; the least is 0, or as far below it where nothing
+        is added to them."""
+        return 255 if self.has_bytes else {"Q6_K": 63, "Q5_K": 31}.get(self.scheme, 15)
 
     def row_bytes(self, k: int) -> int:
         return offsets(self.scheme, k)[1]
@@ -56,6 +63,10 @@ class PackedRows(WeightRows):
         if self.scheme == "MXFP4":
             power = f.load(f.gep(start, chunk + places["scales"]), i8).to(i32, signed=False)
             return [*found, power]
+        if self.scheme in RUNS:
+            at = (chunk if RUNS[self.scheme] == 16 else chunk >> 1) * 4
+            named = ["scales", *["minima"] * (self.scheme in MINIMA)]
+            return found + [w for n in named for w in words(f, f.gep(start, at + places[n]), 1)]
         if self.scheme == "Q8_0":
             scale = f.gep(start, (chunk >> 1) * 2 + places["scales"])
         else:
@@ -75,8 +86,9 @@ class PackedRows(WeightRows):
     def decode(self, f: BlockFunction, raw: Raw, chunk: Value) -> list[Value]:
         """Quants as they are stored; `segments` has what they are scaled with."""
         quants = raw[:4]
-        if self.scheme == "Q8_0":
-            return [v for word in quants for v in bytes_of(f, word ^ -0x7F7F7F80)]
+        if self.has_bytes:
+            bias = 0 if self.scheme == "Q8_0" else 128
+            return [v for word in quants for v in bytes_of(f, word ^ -0x7F7F7F80, bias)]
         low, high = [w & 0x0F0F0F0F for w in quants], [(w >> 4) & 0x0F0F0F0F for w in quants]
         if self.scheme == "MXFP4":
             return [v for word in (*low, *high) for v in small_floats(f, word)]
@@ -100,21 +112,30 @@ class PackedRows(WeightRows):
 
     def operands(self, f: BlockFunction, start: Value | int, chunk: Value) -> list[Value]:
         found, number = list[Value](), chunk.to(i32)
-        record = number >> 1 if self.scheme == "Q8_0" else number
+        record = number >> 1 if self.has_bytes else number
         at = record * RECORD + start
-        words = at + (number & 1) * 16 if self.scheme == "Q8_0" else at
+        words = at + (number & 1) * 16 if self.has_bytes else at
         for plane in range(DIGITS):
             for i in range(0, self.elements, 16):
                 found += shared_words(f, words, 32 * plane + i, 4)
         pair = f.load_shared(at, vec(2, f32), SCALE_AT, align=8)
-        return [*found, f.extract(pair, 0), f.extract(pair, 1)]
+        whole = f.extract(pair, 1)
+        if self.scheme in MINIMA:  # of the numbers of two chunks, for the first
+            whole = f.select((number & 1).eq(0), whole, 0.0)
+        return [*found, f.extract(pair, 0), whole]
 
     def add(self, f: BlockFunction, raw: Raw, operands: Sequence[Value], total: Value) -> Value:
+        if self.scheme in RUNS:
+            scales = [w.bits(f32) if i == 0 else -w.bits(f32) for i, w in enumerate(raw[4:])]
+            return add_products(f, "Q8_0", raw[:4], scales, operands, total)
         quants = quant_bytes(f, self.scheme, raw[:4], raw[6:])
         scales = factors(f, self.scheme, raw[4], raw[-1] if len(raw) < 6 else raw[5])
         return add_products(f, self.scheme, quants, scales, operands, total)
 
     def segments(self, f: BlockFunction, raw: Raw) -> list[Segment]:
+        if self.scheme in RUNS:
+            offset = -raw[5].bits(f32) if raw[5:] else f.const(0.0, f32)
+            return [(16, raw[4].bits(f32), offset)]
         if self.scheme in ("Q8_0", "Q4_0"):
             scale = half(f, raw[4])
             bias = -128.0 if self.scheme == "Q8_0" else -8.0
@@ -171,12 +192,12 @@ def shared_words(f: BlockFunction, at: Value, offset: int, count: int) -> list[V
     return [f.extract(found, i) for i in range(count)]
 
 
-def bytes_of(f: BlockFunction, word: Value) -> list[Value]:
-    """The four bytes of a value as f32."""
+def bytes_of(f: BlockFunction, word: Value, bias: int = 0) -> list[Value]:
+    """The four bytes of a value, less a bias, as f32."""
     found = []
     for shift in (0, 8, 16, 24):
         byte = word >> shift & 255
-        found.append((byte | _BIASED).bits(f32) - float(1 << 23))
+        found.append((byte | _BIASED).bits(f32) - float((1 << 23) + bias))
     return found
 
 

@@ -3,6 +3,9 @@
 Blocks of GGUF have sizes such as 34 or 210 bytes, so that their numbers lie at odd addresses. Here
 a row is its quants, then its scales, every part padded to 16 bytes. Quants of 4 and 6 bits come in
 chunks of 32 elements: byte i has the low bits of elements i and i + 16.
+
+Types that have no such parts of their own are unpacked: a byte an element, and an f32 for each run
+of elements that share a scale, or two where they have a minimum too.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from rlx.ir.quant.blocks import split_rows
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 Array = Any
 _BLOCKS = {
@@ -26,6 +32,19 @@ PARTS: dict[str, tuple[tuple[str, int], ...]] = {
     "Q5_K": (("quants", 128), ("high", 32), ("scales", 16), ("supers", 4)),
     "Q6_K": (("quants", 128), ("high", 64), ("scales", 16), ("supers", 2)),
 }
+# elements of a run
+RUNS = {
+    **dict.fromkeys(("Q2_K", "Q3_K", "IQ2_XS", "IQ2_S", "IQ1_M", "NVFP4"), 16),
+    **dict.fromkeys(
+        ("Q4_1", "Q5_0", "Q5_1", "Q8_1", "Q8_K", "Q1_0", "TQ1_0", "TQ2_0", "IQ4_NL", "IQ4_XS",
+         "IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ1_S"), 32
+    ),
+}  # fmt: skip
+MINIMA = frozenset(["Q2_K", "Q4_1", "Q5_1"])
+for _name, _run in RUNS.items():
+    _floats = 4 * 256 // _run
+    _more = (("minima", _floats),) if _name in MINIMA else ()
+    PARTS[_name] = (("quants", 256), ("scales", _floats), *_more)
 
 
 def suits(scheme: str, k: int) -> bool:
@@ -44,6 +63,8 @@ def offsets(scheme: str, k: int) -> tuple[dict[str, int], int]:
 
 def split_blocks(scheme: str, w: Array) -> Array:
     """Rows of blocks [n, row] as rows of parts."""
+    if scheme in RUNS:
+        return _unpacked(scheme, w)
     block, size = _BLOCKS[scheme]
     n, k = w.shape[0], w.shape[1] // size * block
     places, total = offsets(scheme, k)
@@ -54,6 +75,24 @@ def split_blocks(scheme: str, w: Array) -> Array:
             flat = np.ascontiguousarray(part).reshape(len(blocks), -1).view(np.uint8)
             at = places[name]
             out[first : first + len(blocks), at : at + flat.shape[1]] = flat
+    return out
+
+
+def _unpacked(scheme: str, w: Array) -> Array:
+    """Rows of blocks as bytes and f32."""
+    k = GGUF_SCHEMES[scheme].row_elements(w.shape[1])
+    places, total = offsets(scheme, k)
+    out = np.zeros((len(w), total), np.uint8)
+    for first in range(0, len(w), 1024):
+        quants, scale, minimum = split_rows(GGUF_SCHEMES[scheme], w[first : first + 1024])
+        parts = {"quants": quants, "scales": scale}
+        parts |= {} if minimum is None else {"minima": minimum}
+        for name, part in parts.items():
+            if name != "quants":  # of shorter runs
+                part = np.repeat(part, k // RUNS[scheme] // part.shape[1], axis=1)
+            flat = np.ascontiguousarray(part).view(np.uint8)
+            at = places[name]
+            out[first : first + len(flat), at : at + flat.shape[1]] = flat
     return out
 
 
@@ -68,6 +107,9 @@ def decoded(scheme: str, rows: Array, k: int) -> Array:
     def spread(scales: Array) -> Array:
         return scales.astype(np.float32).repeat(k // scales.shape[1], axis=1)
 
+    if scheme in RUNS:
+        made = part("quants", "i1").astype(np.float32) * spread(part("scales", "<f4"))
+        return made - spread(part("minima", "<f4")) if scheme in MINIMA else made
     if scheme == "Q8_0":
         return part("quants", "i1").astype(np.float32) * spread(part("scales", "f2"))
     chunks = part("quants", "u1").reshape(-1, k // 32, 16)

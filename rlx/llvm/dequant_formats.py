@@ -70,7 +70,11 @@ class Block:
         value = value * self.f.splat(scale, lanes)
         if minimum is not None:
             value = value - self.f.splat(minimum, lanes)
-        self.f.store(value, self.f.gep(self.out, at, 4))
+        self.write(at, value)
+
+    def write(self, at: Offset, values: Value) -> None:
+        """Store weights at.. of the block."""
+        self.f.store(values, self.f.gep(self.out, at, 4))
 
     def spill(self, values: Value) -> Value:
         """Store a vector to memory, so that a loop can index its lanes."""

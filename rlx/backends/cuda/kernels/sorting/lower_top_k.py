@@ -1,7 +1,7 @@
 """The k greatest or least elements of rows.
 
 A block has a row. In short rows every element counts those that come before it; in long ones the
-best of what is left is found k times.
+best of what is left is found k times, or all are sorted where k is large.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 from rlx.backends.cuda.builder import THREADS, WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.cuda.kernels.sorting.lower_sort import sorted_rows, sorted_scratch
+from rlx.backends.cuda.kernels.sorting.sort_keys import HIGHEST, LOWEST, first_key
 from rlx.backends.cuda.lowering import Context, KernelLaunch, lowers
 from rlx.backends.kernel_args import Pointer
 from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import DType
 from rlx.ir.node import Node
 from rlx.ir.shape import normalize_axis
-from rlx.llvm.builder import Type, Value, f32, f64, i8, i16, i32, i64
-from rlx.llvm.storage import load, memory_type
+from rlx.llvm.builder import Type, Value, i8, i16, i32, i64
 from rlx.support.records import dataclass
 
 _SHORT = 1024  # elements of a row that all are compared with each other
 _MOST = 256  # that are found one after the other
 _WHOLE: dict[int, Type] = {1: i8, 2: i16, 4: i32, 8: i64}
-_HIGHEST, _LOWEST = (1 << 63) - 1, -(1 << 63)
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,7 @@ class _Emitter:
         """An i64 that is greater the sooner an element comes; NaNs come first."""
         f, dtype = self.f, self.kernel.dtype
         at = f.gep(self.x, self._place(i), dtype.bytes)
-        if dtype.is_float:
-            wide = f64 if dtype.bits == 64 else f32
-            number = load(f, at, dtype, 1, wide) + 0.0  # -0 is 0
-            bits = number.bits()
-            ordered = f.select(bits < 0, bits ^ ((1 << wide.bits - 1) - 1), bits).to(i64)
-            key = ordered if self.kernel.largest else ordered ^ -1
-            return f.select(number.is_nan(), f.i64(_HIGHEST), key)
-        found = f.load(at, memory_type(dtype)).to(i64, signed=dtype.kind == "int")
-        if dtype.name == "u64":
-            found = found ^ _LOWEST
-        return found if self.kernel.largest else found ^ -1
+        return first_key(f, at, dtype, self.kernel.largest, nan_first=True)
 
     def _store(self, i: Value, rank: Value) -> None:
         f, size = self.f, self.kernel.dtype.bytes
@@ -125,12 +115,12 @@ class _Emitter:
                 wins = left & ((mine > best) | place.eq(-1))
                 return [f.select(wins, mine, best), f.select(wins, i, place)]
 
-            none = [f.i64(_LOWEST), f.i32(-1)]
+            none = [f.i64(LOWEST), f.i32(-1)]
             best, place = self._best(*f.loop(f.thread(), self.size, THREADS, none, take))
             f.if_(f.thread().eq(0), lambda: self._store(place, rank))
             return [best, place]
 
-        f.loop(f.i32(0), self.k, 1, [f.i64(_HIGHEST), f.i32(-1)], find)
+        f.loop(f.i32(0), self.k, 1, [f.i64(HIGHEST), f.i32(-1)], find)
 
     def _best(self, key: Value, at: Value) -> tuple[Value, Value]:
         """The best of all threads of the block."""
@@ -168,19 +158,25 @@ def _size(node: Node) -> int:
     return upper_bound(x.dims[normalize_axis(op.axis, x.rank)], node.graph.live)
 
 
-def _suits(node: Node) -> bool:
+def _is_sorted(node: Node) -> bool:
+    """Whether all elements are put in order: many of long rows are wanted."""
     op: Any = node.op
-    x = node.inputs[0].shape
-    size = x.dims[normalize_axis(op.axis, x.rank)]
-    return op.k <= _MOST or (isinstance(size, int) and size <= _SHORT)
+    return op.k > _MOST and _size(node) > _SHORT
 
 
-@lowers("top_k", when=_suits, strided=False)
+def _scratch(node: Node) -> int:
+    return sorted_scratch(node) if _is_sorted(node) else 0
+
+
+@lowers("top_k", scratch=_scratch, strided=False)
 def lower_top_k(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     x = node.inputs[0].shape
     if 0 in x.dims:
         return []
+    if _is_sorted(node):
+        values, indices = node.outputs
+        return sorted_rows(node, ctx, values, indices, op.k, op.largest, nan_first=True)
     axis = normalize_axis(op.axis, x.rank)
     inner = prod(x.dims[axis + 1 :], start=1)
     rows = prod(x.dims[:axis], start=1) * inner

@@ -1,0 +1,1 @@
+"""Control flow: subgraphs are launches that the host queues; tensors stay on the device."""

@@ -1,0 +1,1 @@
+"""Products whose rows have weights of their own: those of experts, and of adapters."""

@@ -1,0 +1,1 @@
+"""Recurrences over a sequence: states stay in registers from token to token."""
