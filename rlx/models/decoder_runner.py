@@ -28,13 +28,12 @@ from rlx.models.builder import (
 from rlx.models.bundle import BundlePlan, EntryPointSpec, ModelBundle
 from rlx.models.engine_lock import EngineLock
 from rlx.models.model_file import ModelFile
-from rlx.models.model_runner import ModelRunner, share_states
+from rlx.models.model_runner import ModelRunner, compile_options, share_states
 from rlx.models.recurrent import CARRIED
 from rlx.models.rope_tables import LONG_ROPE
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
-from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
@@ -145,9 +144,10 @@ class DecoderRunner(ModelRunner):
         threads: int | None = None,
         chunk: int = CHUNK,
         bundle: ModelBundle | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """`bundle` has executables compiled elsewhere, for this context, KV cache and chunk."""
-        options = CompileOptions(threads=threads)
+        options = compile_options(threads, batch_invariant)
         super().__init__(
             model, device=device, options=options, packing=model.packing, bundle=bundle
         )

@@ -33,6 +33,7 @@ def load(
     dtype: str | None = None,
     quant: str | None = None,
     strassen: bool = False,
+    batch_invariant: bool = False,
     artifact: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
     adapters: Sequence[str | os.PathLike[str]] = (),
@@ -47,8 +48,10 @@ def load(
     less, unless given. `kv` is the element type of the KV cache. `quant`
     ("int8", "Q8_0", "Q4_K_M", …) quantises float weights, `dtype` ("bf16", "f16") is what an
     encoder's float weights are cast to. `strassen` lets an encoder multiply f32 matrices by
-    Strassen's algorithm: faster, but then a text's vector depends on those beside it. `artifact` is
-    a bundle that `rlx compile` made of this model: then nothing is compiled here. It is code.
+    Strassen's algorithm: faster, but then a text's vector depends on those beside it.
+    `batch_invariant` makes GPUs give a language model's tokens the same bits in chunks of any size,
+    as CPUs do. `artifact` is a bundle that `rlx compile` made of this model: then nothing is
+    compiled here. It is code.
     `draft` is a smaller model of the same vocabulary, for speculative decoding. `adapters` are LoRA
     adapters, chosen by name in each call, or with `merge` added to the weights. `warm` compiles
     now; otherwise the first token does, or the first text of some length. `progress(stage, done,
@@ -60,14 +63,15 @@ def load(
     Device.of(device)  # an unknown one is an error now, not with the first token
     path = resolve(path_or_name, progress=progress or silent)
     if is_onnx(path):
-        others = (context, kv != "f16", dtype, quant, strassen, artifact, draft, adapters, merge)
-        return _open_onnx(path, device, threads, others)
+        texts = (context, kv != "f16", dtype, quant, strassen, artifact, draft, adapters, merge)
+        return _open_onnx(path, device, threads, (*texts, batch_invariant))
     file = open_model(path)
     bundle = None if artifact is None else ModelBundle.open(Path(artifact))
     loaded: LanguageModel | EncoderModel
     if is_encoder(file):
         given = {"kv": None if kv == "f16" else kv, "draft": draft, "adapters": adapters}
-        _refuse({**given, "merge": merge}, "for language models only")
+        others = {"merge": merge, "batch_invariant": batch_invariant}
+        _refuse({**given, **others}, "for language models only")
         model = ModelFile.of(path, file)
         loaded = _encoder(model, device, context, threads, dtype, quant, strassen, bundle)
     else:
@@ -78,6 +82,7 @@ def load(
         loaded = _language(
             path, file, device=device, context=context, threads=threads, kv=kv, quant=quant,
             bundle=bundle, draft=smaller, adapters=adapters, merge=merge,
+            batch_invariant=batch_invariant,
         )  # fmt: skip
     loaded.runner.progress = progress
     if warm:
@@ -151,6 +156,7 @@ def _language(
     draft: LanguageModel | None,
     adapters: Sequence[str | os.PathLike[str]],
     merge: bool,
+    batch_invariant: bool,
 ) -> LanguageModel:
     # late: an encoder starts without all of this
     from rlx.models.adapter_files import open_adapter
@@ -159,6 +165,7 @@ def _language(
 
     chunk = CHUNK
     if bundle is not None:
+        _refuse({"batch_invariant": batch_invariant}, "an artifact has code of its own")
         bundle.require_kind("language")
         context, chunk = bundle.setting("context", context), bundle.setting("chunk", None)
         kv = bundle.setting("kv", None if kv == "f16" else kv)  # f16 is also what nobody asked for
@@ -168,8 +175,9 @@ def _language(
         model.merged = tuple(open_adapter(adapter, model) for adapter in adapters)
     KVCacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
     runner = DecoderRunner(
-        model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, bundle=bundle
-    )
+        model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, bundle=bundle,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
     made = LanguageModel(model, runner, draft)
     for adapter in () if merge else adapters:
         made.load_adapter(adapter)

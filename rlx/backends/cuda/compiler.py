@@ -6,6 +6,7 @@ Artifacts load without it: importing all families of kernels takes longer than l
 from __future__ import annotations
 
 from rlx.backends.cuda import lower_loops, lower_scatter, lower_top_k  # noqa: F401  (the table)
+from rlx.backends.cuda.batch_invariance import asking
 from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
@@ -28,8 +29,9 @@ from rlx.passes.views import insert_contiguous
 class Compiler:
     """For GPUs of one name, such as sm_90a, with so many multiprocessors."""
 
-    def __init__(self, cpu: str, multiprocessors: int) -> None:
+    def __init__(self, cpu: str, multiprocessors: int, batch_invariant: bool = False) -> None:
         self.cpu, self.multiprocessors = cpu, multiprocessors
+        self.batch_invariant = batch_invariant
 
     def has_native(self, node: Node) -> bool:
         return node.op.is_view or TABLE.find(node) is not None or runs_on_host(node)
@@ -41,16 +43,19 @@ class Compiler:
         return lay_out_weights(lay_out_packed(graph))
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        graph = fuse_rows(graph)
-        if self.cpu == HOPPER:
-            graph = expand_attention(graph)
-            graph = round_rows(graph)
-        layouts = Layouts.of(graph)
-        return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
+        with asking(self.batch_invariant):
+            graph = fuse_rows(graph)
+            if self.cpu == HOPPER:
+                graph = expand_attention(graph)
+                graph = round_rows(graph)
+            layouts = Layouts.of(graph)
+            return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
 
     def scratch(self, node: Node) -> int:
-        return TABLE.scratch(node)
+        with asking(self.batch_invariant):
+            return TABLE.scratch(node)
 
     def program(self, lir: Lir) -> LoweredProgram:
         require_scratch(lir, self.scratch)
-        return LoweredProgram(lir, self.cpu, self.multiprocessors)
+        with asking(self.batch_invariant):
+            return LoweredProgram(lir, self.cpu, self.multiprocessors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_product
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
@@ -97,9 +98,9 @@ def _appended(graph: Graph, like: Node, op: Op, inputs: tuple[Value, ...]) -> No
 
 
 def _has_rows(node: Node) -> bool:
-    """Whether a product has few rows, in f32."""
+    """Whether a product has few rows, in f32; or any number, where that must not matter."""
     if node.op.name not in (_PACKED, "matmul"):
         return False
     rows = prod(node.inputs[0].shape.dims[:-1], start=1)
     floats = node.inputs[0].dtype.name == node.output.dtype.name == "f32"
-    return floats and isinstance(rows, int) and rows <= MOST_ROWS
+    return floats and (is_asked() or (isinstance(rows, int) and rows <= MOST_ROWS))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.bounds_checks import bounds_checks_of
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.persistent.plan import persist
 from rlx.backends.cuda.launches import Counters, KernelArg, KernelLaunch, Lasting
 from rlx.backends.cuda.lowering import lower_graph
@@ -26,7 +27,7 @@ class LoweredProgram(Program):
 
     def __init__(self, lir: Lir, cpu: str, multiprocessors: int) -> None:
         super().__init__()
-        wish = setting("RLX_PERSISTENT")
+        wish = "0" if is_asked() else setting("RLX_PERSISTENT")
         found, self.unsuited = persist(lower_graph(lir, cpu), lir, cpu, multiprocessors, wish)
         if self.unsuited and wish != "0":
             debug(1, f"decode is no persistent kernel: {self.unsuited}")

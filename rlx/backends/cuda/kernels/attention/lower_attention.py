@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.attention.attention_problem import (
     Attend,
     AttentionForm,
@@ -41,7 +42,7 @@ MOST_SHARED = 160 << 10  # bytes of shared memory of a block, on the GPUs that w
 
 def _splits(items: int, keys: int) -> int:
     """Into how many parts the keys of `items` queries of key heads are divided."""
-    return max(1, min(-(-_BLOCKS // items), keys // _KEYS, 64))
+    return 1 if is_asked() else max(1, min(-(-_BLOCKS // items), keys // _KEYS, 64))
 
 
 def _lengths(node: Node) -> tuple[Dim, Dim, Dim]:
@@ -57,7 +58,10 @@ def _by_tensor_cores(node: Node) -> bool:
     op: Any = node.op
     q, k = (v.dtype for v in node.inputs[:2])
     rows = _lengths(node)[1]
-    if op.kv_scheme is not None:  # few queries are multiplied as exactly as they can be
+    if is_asked():
+        kinds = ("f32", "f16" if op.kv_scheme is not None else k.name)
+        suited = (k.bytes == 2 or op.kv_scheme is not None) and q.name in kinds
+    elif op.kv_scheme is not None:  # few queries are multiplied as exactly as they can be
         suited = upper_bound(rows, node.graph.live) > _EXACT_ROWS and q.name in ("f32", "f16")
     else:
         suited = rows != 1 and k.bytes == 2 and q.name in ("f32", k.name)
@@ -67,7 +71,7 @@ def _by_tensor_cores(node: Node) -> bool:
 def expand_attention(graph: Graph) -> Graph:
     """Many queries of keys in f32 as two products of f32 and a softmax, as far as the scores fit:
     one query after the other would read all keys."""
-    if not any(_is_expanded(node) for node in graph.nodes):
+    if is_asked() or not any(_is_expanded(node) for node in graph.nodes):
         return graph
     return legalize(graph, lambda node: not _is_expanded(node))
 
@@ -104,6 +108,8 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
         return []
     if not _by_tensor_cores(node):
         return [_decode(attend, ctx)]
+    if is_asked():
+        return [_flash(attend, ctx)]
     return [_by_groups(attend, ctx) or _flash(attend, ctx)]
 
 
@@ -145,7 +151,9 @@ def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
     args = [*attend.pointers, heads, *_sizes(attend)]
     blocks = ctx.upper(heads) * tiles
     kernel = FlashAttention(attend.form, 2)
-    if blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > MOST_SHARED:
+    if is_asked():
+        kernel = FlashAttention(attend.form, fixed=True)
+    elif blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > MOST_SHARED:
         kernel = FlashAttention(attend.form)
     return KernelLaunch(kernel, args, blocks=blocks)
 

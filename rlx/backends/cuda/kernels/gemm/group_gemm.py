@@ -71,6 +71,7 @@ class GroupGemm(BlockKernel):
     epilogue: Epilogue
     early: bool = False  # no kernel writes the weights: they are copied while the one in front ends
     batched: bool = False
+    parts: int = 1  # of the columns of x, each summed up by itself, then added in order
 
     @property
     def label(self) -> str:
@@ -271,9 +272,36 @@ class _Emitter:
         self._each_tile(self._multiply)
 
     def _multiply(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:
-        f = self.f
         number, split, row, column, product = place
-        first, last = self._steps(split)
+        if self.kernel.parts > 1:
+            stage, parity, *sums = self._sum_parts(*ring)
+        else:
+            stage, parity, *sums = self._sum(*self._steps(split), *ring)
+        if self.kernel.splits == 1:
+            self._store(row, column, product, sums)
+        else:
+            self._combine(number, split, (row, column, product), sums)
+        return [stage, parity]
+
+    def _sum_parts(self, *ring: Value) -> list[Value]:
+        """The sums of all parts, as `_combine` adds them up: the same bits."""
+        f, kernel = self.f, self.kernel
+        each = -(-kernel.steps // kernel.parts)
+
+        def emit_part(
+            part: Value, stage: Value, parity: Value, *totals: Value
+        ) -> list[Value]:
+            first = part * each
+            last = f.min(first + each, kernel.steps)
+            stage, parity, *sums = self._sum(first, last, stage, parity)
+            return [stage, parity, *(a + b for a, b in zip(totals, sums, strict=True))]
+
+        zeros = [f.const(0.0, f32)] * self.tile.sums
+        return f.loop(f.i32(0), f.i32(kernel.parts), 1, [*ring, *zeros], emit_part)
+
+    def _sum(self, first: Value, last: Value, *ring: Value) -> list[Value]:
+        """Stage and parity behind some steps, and the sums of their products."""
+        f = self.f
 
         def emit_step(
             step: Value, stage: Value, parity: Value, before: Value, *sums: Value
@@ -288,11 +316,7 @@ class _Emitter:
         stage, parity, before, *sums = f.loop(first, last, 1, [*ring, f.i32(0), *zeros], emit_step)
         sums = f.finish_group(sums)
         f.if_(self.is_first, lambda: f.arrive(before * 8 + _EMPTY))
-        if self.kernel.splits == 1:
-            self._store(row, column, product, sums)
-        else:
-            self._combine(number, split, (row, column, product), sums)
-        return [stage, parity]
+        return [stage, parity, *sums]
 
     def _begin(self, stage: Value, sums: list[Value]) -> list[Value]:
         """Begin the products of a step."""

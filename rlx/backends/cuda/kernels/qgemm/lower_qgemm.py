@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
@@ -153,7 +154,7 @@ _MOST_UNPACKED = 256 << 20  # bytes of a weight in scratch memory
 
 def _unpacks(m: int, k: int, n: int) -> bool:
     """Whether a weight is decoded once for all rows."""
-    return m > _FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
+    return not is_asked() and m > _FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
 
 
 def _scratch(node: Node) -> int:
@@ -212,7 +213,8 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
         node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
     )
     norm, given, more = norm_before(x, ctx)
-    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
+    many = m != group or is_asked()  # else one row is multiplied as integers, and only that
+    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, many, norm)
     second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0
     ends = [Pointer(v) for v in (node.output, *residual)]
     args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
