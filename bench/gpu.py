@@ -23,7 +23,7 @@ import numpy as np
 
 from bench import gpu_f32
 from bench.common import Bar, arguments, finish
-from bench.gpu_batches import batch_bars, starts, torch_batch
+from bench.gpu_batches import batch_bars, invariant_rates, starts, torch_batch
 from bench.peers import torch_gpu
 from bench.random_model import SHAPES, random_blocks, write_random_model
 from rlx.ir.quant.scheme import GGUF_SCHEMES
@@ -189,7 +189,7 @@ class Bench:
         for kind in self.options.types.split(","):
             for name, model in (
                 ("model", self._model), ("long", self._long), ("batches", self._batches),
-                ("start", self._start),
+                ("start", self._start), ("invariant", self._invariant),
             ):  # fmt: skip
                 if name in parts:
                     model(kind)
@@ -211,6 +211,11 @@ class Bench:
             peer = torch_batch(self.torch, shape, POSITION + 2 * TOKENS, POSITION)
         with self._file(kind) as path:
             self.bars += batch_bars(self.torch, path, shape, kind, POSITION, peer)
+
+    def _invariant(self, kind: str) -> None:
+        """What batch invariance costs."""
+        with self._file(kind) as path:
+            invariant_rates(path, self.options.shape, kind, POSITION)
 
     def _long(self, kind: str) -> None:
         """Prefill of a long prompt."""
@@ -410,7 +415,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
     parser.add_argument(
-        "--parts", default="gemv,bandwidth,gemm,attention,f32,model,long,batches,start"
+        "--parts", default="gemv,bandwidth,gemm,attention,f32,model,long,batches,start,invariant"
     )
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")

@@ -105,6 +105,23 @@ def batch_bars(
     return bars
 
 
+def invariant_rates(path: Path, shape: str, kind: str, length: int) -> None:
+    """Engines with and without batch invariance, in turns: tokens a second of 1, 8 and 64 requests,
+    and of their prompts."""
+    batches = Batches(path, length)
+    for count in (1, 8, 64):
+        found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        for _ in range(2):
+            for wanted in (False, True):
+                found[wanted].append(batches.rates(count, 1, batch_invariant=wanted))
+        plain, same = (np.median(np.array(found[w]), axis=0) for w in (False, True))
+        for what, a, b in zip(("decode", "prompts"), plain, same, strict=True):
+            print(
+                f"batch-invariant {shape} {kind} x{count}, {what}: {b:.0f} of {a:.0f} tokens/s"
+                f" ({b / a:.2f})"
+            )
+
+
 def torch_batch(torch: Any, shape: str, context: int, position: int) -> Callable[[int], float]:
     """Seconds of a step of so many sequences, compiled by torch."""
     model = torch_gpu.Qwen3(torch, shape, context)

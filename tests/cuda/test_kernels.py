@@ -260,7 +260,8 @@ def test_products_of_f32_matrices(backend: CudaBackend, kind: str) -> None:
     build, left, right, formula = strided_product(kind)
     made = compiled(backend, lambda g: build(g, g.input("x", left), g.input("w", right)))
     kernels = [x.label.split("(")[0] for x in made.executable.program.launches]
-    assert kernels == ["split", "split", "gemm"]
+    alike = kind not in ("rows", "sums of values")  # numbers of rows follow each other, or neither
+    assert kernels == (["split", "gemm"] if alike else ["split", "split", "gemm"])
     x, w = draw(1, *left), draw(2, *right)
     if kind == "rows":
         x *= 10.0 ** (np.arange(70) % 30 - 15)[:, None]
@@ -284,7 +285,7 @@ def test_f32_products_with_bias_and_gelu(backend: CudaBackend) -> None:
         [got] = made.run(x=x, w=w, b=b)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     labels = [x.label.split("(")[0] for x in made.executable.program.launches]
-    assert labels == ["split", "split", "gemm"]
+    assert labels == ["split", "gemm"]
 
 
 @pytest.mark.parametrize(("heads", "mask"), [(2, "none"), (4, "causal")])

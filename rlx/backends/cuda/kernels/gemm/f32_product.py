@@ -16,6 +16,7 @@ from rlx.backends.cuda.kernels.gemm.many_rows import are_added_in_pairs
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, HOPPER, Plan, plan_product
 from rlx.backends.cuda.kernels.gemm.split_rows import PARTS, SplitRows, padded
 from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, is_multiple
+from rlx.backends.cuda.merge import Merged
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import Pointer, Scratch
 from rlx.ir.dim import Dim, same, upper_bound
@@ -129,7 +130,7 @@ class _Product:
         second = self._split(1, n, n, room.weight, room.weight_scales)
         if first is None or second is None:
             return None
-        return [first, second, self._gemm(epilogue, extras)]
+        return [*_together(first, second), self._gemm(epilogue, extras)]
 
     def _split(
         self, number: int, rows: Dim, most: int, at: int, scales: int
@@ -176,6 +177,18 @@ class _Product:
             *(Pointer(v) for v in extras),
         ]  # fmt: skip
         return KernelLaunch(kernel, args, blocks=blocks)
+
+
+def _together(first: KernelLaunch, second: KernelLaunch) -> list[KernelLaunch]:
+    """Both operands by one launch, if their kernels have as many threads: neither reads what the
+    other writes."""
+    a, b = first.kernel, second.kernel
+    assert isinstance(a, SplitRows) and isinstance(b, SplitRows)
+    if a.threads != b.threads:
+        return [first, second]
+    parts = ((a, first.blocks, len(first.args)), (b, second.blocks, len(second.args)))
+    blocks = first.blocks + second.blocks
+    return [KernelLaunch(Merged(parts), [*first.args, *second.args], blocks=blocks)]
 
 
 def levels(dims: Sequence[Dim], strides: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
