@@ -359,12 +359,14 @@ class Engine(Unpicklable):
             except Exception as error:  # of this request alone
                 errors[part.request] = error
             at = end
-        for (part, at), drawn in zip(
-            drawing, self.runner.sampler.draw(drawing, result), strict=True
-        ):
+        sampler = self.runner.sampler
+        tokens = sampler.draw(drawing, result)
+        scored = sampler.logprobs(drawing, tokens, rows)
+        for (part, at), drawn in zip(drawing, tokens, strict=True):
             try:
                 own = rows[at : at + 1 + len(part.draft)]
-                accepted[part.request] = self._receive(part, own, drawn)
+                known = scored.get(part.request)
+                accepted[part.request] = self._receive(part, own, drawn, known)
             except Exception as error:
                 errors[part.request] = error
         with self._wake:
@@ -391,7 +393,10 @@ class Engine(Unpicklable):
             request.end("length")
         return part.completes and not request.finished
 
-    def _receive(self, part: ScheduledTokens, rows: Any, drawn: Sequence[int] | None) -> int:
+    def _receive(
+        self, part: ScheduledTokens, rows: Any, drawn: Sequence[int] | None,
+        scored: Sequence[dict[int, float]] | None,
+    ) -> int:  # fmt: skip
         """Add the next token of a request, and more while they are those of its draft, each drawn
         from the logits it would have without one. Returns how many draft tokens were right."""
         request = part.request
@@ -402,7 +407,10 @@ class Engine(Unpicklable):
             else:
                 token = drawn[number]
                 request.rng[1] += 1
-            request.receive(token, on_host(row)[0] if request.settings.logprobs else None)
+            if scored is not None:
+                request.receive(token, None, scored[number])
+            else:
+                request.receive(token, on_host(row)[0] if request.settings.logprobs else None)
             if request.finished or token != expected:
                 break
         return number
