@@ -272,6 +272,27 @@ def test_products_of_f32_matrices(backend: CudaBackend, kind: str) -> None:
         assert (np.abs(got - want) <= 2**-20 * largest.max(axis=-1, keepdims=True)).all()
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("kind", ["scores", "sums of values", "gradient of values"])
+def test_products_of_pairs_of_16_bits(backend: CudaBackend, kind: str, dtype: str) -> None:
+    """Sums are in f32, then they are rounded once."""
+    build, left, right, formula = strided_product(kind)
+    made = compiled(
+        backend, lambda g: build(g, g.input("x", left, dtype), g.input("w", right, dtype))
+    )
+    kernels = [x.label.split("(")[0] for x in made.executable.program.launches]
+    assert kernels[-1] == "gemm"
+    assert set(kernels[:-1]) == {"split"}
+    element = DType.of(dtype).numpy
+    x, w = draw(1, *left).astype(element), draw(2, *right).astype(element)
+    want = np.einsum(formula, x.astype(np.float64), w.astype(np.float64))
+    largest = np.einsum(formula, np.abs(x).astype(np.float64), np.abs(w).astype(np.float64))
+    [got] = made.run(x=x, w=w)
+    bits = 8 if dtype == "bf16" else 11
+    allowed = 2.0**-bits * np.abs(want) + 2**-20 * largest.max(axis=-1, keepdims=True)
+    assert (np.abs(got.astype(np.float64) - want) <= allowed).all()
+
+
 def test_f32_products_with_bias_and_gelu(backend: CudaBackend) -> None:
     def build(g: Graph) -> Any:
         x, w, b = g.input("x", ["n", 64]), g.input("w", [48, 64]), g.input("b", [48])

@@ -10,6 +10,7 @@ from rlx.backends.cuda.batch_invariance import asking
 from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
+from rlx.backends.cuda.kernels.conv import lower_conv  # noqa: F401
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER

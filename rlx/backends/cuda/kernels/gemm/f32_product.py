@@ -1,4 +1,4 @@
-"""Products of two f32 matrices, or of as many pairs of them, by tensor cores of Hopper.
+"""Products of two f32 matrices, or of as many pairs of any floats, by tensor cores of Hopper.
 
 Both become f16 in two parts first (`split_rows.py`), whatever their strides are, so that gradients
 of weights, products of transposed matrices and attention's own need no copies before.
@@ -44,7 +44,10 @@ class Sizes:
 def sizes_of(node: Node) -> Sizes | None:
     """The sizes of a node that is such products, by types and shapes alone; None of others."""
     x, w = (v.shape for v in node.inputs[:2])
-    if node.op.name not in OPS or any(v.dtype.name != "f32" for v in (*node.inputs, node.output)):
+    types = ("f32",) if w.rank == 2 else ("f32", "bf16", "f16")  # weights have other kernels
+    if node.op.name not in OPS or any(
+        v.dtype.name not in types for v in (*node.inputs, node.output)
+    ):
         return None
     if x.rank < 2 or w.rank < 2 or not isinstance(w.dims[-2], int):
         return None
@@ -149,7 +152,7 @@ class _Product:
         fours = [far, apart, row, self.ctx.offset(value)]
         kernel = SplitRows(
             self.sizes.k, weight, step != 1 and self.sizes.k > 1,
-            step == 1 and all(is_multiple(d, 4) for d in fours),
+            step == 1 and all(is_multiple(d, 4) for d in fours), value.dtype,
         )  # fmt: skip
         args: list[KernelArg] = [
             Pointer(value), far, apart, few, row, step, Scratch(self.node, at),

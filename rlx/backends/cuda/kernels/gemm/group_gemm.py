@@ -55,7 +55,8 @@ class GroupTile:
 class GroupGemm(BlockKernel):
     """args: tensor map of x, rows between its planes, scales of rows (else 0), tensor map of the
     weight, of a second (else 0), scales of columns (else 0), partial results, counters, M, blocks
-    of the launch, if `batched` the number of products, then those of the epilogue
+    of the launch, if `batched` the number of products, or for `pictures` the places of one, then
+    those of the epilogue
 
     The weight is [n, k] row by row. Matrices of a batch, and scales, lie behind each other.
     """
@@ -71,6 +72,7 @@ class GroupGemm(BlockKernel):
     epilogue: Epilogue
     early: bool = False  # no kernel writes the weights: they are copied while the one in front ends
     batched: bool = False
+    pictures: bool = False  # rows are places of pictures: the result is [pictures, n, places]
     parts: int = 1  # of the columns of x, each summed up by itself, then added in order
 
     @property
@@ -130,12 +132,14 @@ class _Emitter:
         self.column_scales = f.arg(args, 5)
         self.partial, self.counters = f.arg(args, 6), f.arg(args, 7)
         self.m, self.blocks = f.arg(args, 8, i32), f.arg(args, 9, i32)
-        self.out = EpilogueArgs(f, kernel.epilogue, 11 if kernel.batched else 10)
+        self.out = EpilogueArgs(f, kernel.epilogue, 10 + (kernel.batched or kernel.pictures))
         self.down = f.ceil_div(self.m, self.tile.m)
         self.across = -(-kernel.n // kernel.columns)
         self.items = self.down * (self.across * kernel.splits)
         if kernel.batched:
             self.items = self.items * f.arg(args, 10, i32)
+        if kernel.pictures:
+            self.places = f.arg(args, 10, i32)
         self.group = f.uniform(f.thread() >> 7)
         thread = f.thread() & GROUP - 1
         self.is_first = thread.eq(0)  # of its group
@@ -373,6 +377,7 @@ class _Emitter:
         self.scaled_from = product * kernel.n if kernel.batched else f.i32(0)
         shown = kernel.columns // self.tile.across // 8
         is_wide = kernel.epilogue.out.bytes == 2 and kernel.n % 8 == 0 and shown % 4 == 0
+        is_wide = is_wide and not kernel.pictures
         step = 4 if is_wide else 1
         waits = kernel.epilogue.extras and self.tile.sums <= _FEW_SUMS
         together = max(step, _TOGETHER if waits else 1)
@@ -415,9 +420,20 @@ class _Emitter:
 
     def _store_pair(self, row: Value, there: Value, column: Value, made: list[Value]) -> None:
         f, n = self.f, self.kernel.n
-        at = there * n + column.to(i64)
         inside = (row < self.m) & (column < n)
+        if self.kernel.pictures:
+            f.if_(inside, partial(self._store_apart, row, column, made))
+            return
+        at = there * n + column.to(i64)
         f.if_(inside, partial(self.out.store_pair, made[0], made[1], at))
+
+    def _store_apart(self, row: Value, column: Value, made: list[Value]) -> None:
+        """Two numbers of a place: neighbouring rows, which other lanes have, lie side by side."""
+        picture = row.udiv(self.places)
+        place = row - picture * self.places
+        first = (picture * self.kernel.n + column).to(i64) * self.places.to(i64) + place.to(i64)
+        for i, value in enumerate(made):
+            self.out.write(value, first + self.places.to(i64) * i)
 
     def _store_wide(self, row: Value, column0: Value, made: list[list[Value]]) -> None:
         """Four lanes have two numbers each of four times 8 columns; each stores 8 columns."""
