@@ -68,9 +68,7 @@ class GenerationState:
         most = round(SECONDS_PER_CALL * steps / result.decode_seconds) if steps > 0 else 1
         return max(1, min(most, self.settings.max_tokens - len(result.tokens)))
 
-    def push(
-        self, token: int, logits: Any = None, logprobs: dict[int, float] | None = None
-    ) -> str:
+    def push(self, token: int, logits: Any = None, logprobs: dict[int, float] | None = None) -> str:
         """Add a token, with its log probabilities or the logits for them where they are asked for.
         Returns the text that can be shown now."""
         result = self.result

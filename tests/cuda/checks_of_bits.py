@@ -85,7 +85,9 @@ def same_bits(
                 found = []
                 for first in range(0, count, together):
                     replies = [
-                        engine.submit(prompts[i], max_tokens=tokens, prompt_logprobs=1, **settings[i])
+                        engine.submit(
+                            prompts[i], max_tokens=tokens, prompt_logprobs=1, **settings[i]
+                        )
                         for i in range(first, min(first + together, count))
                     ]
                     found += [reply.wait() for reply in replies]

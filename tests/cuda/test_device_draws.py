@@ -67,9 +67,7 @@ def request(number: int, masked: bool = False, **options: Any) -> Any:
     for token in (3, 7, 7):
         penalties.count(token)
     rng = np.array([number, 4], np.uint64)
-    return SimpleNamespace(
-        settings=settings, penalties=penalties, rng=rng, sampling=settings.row()
-    )
+    return SimpleNamespace(settings=settings, penalties=penalties, rng=rng, sampling=settings.row())
 
 
 REQUESTS = [

@@ -41,7 +41,7 @@ from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
 from rlx.backends.cuda.lower_program import LoweredProgram as Program
 from rlx.backends.cuda.tensor_map import MapStore, Matrix
-from rlx.ir.dtype import bf16, f16, f32
+from rlx.ir.dtype import DType, bf16, f16, f32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.op import lookup

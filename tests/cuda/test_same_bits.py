@@ -114,9 +114,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("weight", "n", "k", "more"), CASES)
-def test_rows_of_a_product(
-    backend: CudaBackend, weight: str, n: int, k: int, more: str
-) -> None:
+def test_rows_of_a_product(backend: CudaBackend, weight: str, n: int, k: int, more: str) -> None:
     """Exactly 1, 3 and 8 rows, and any number up to 150, of which the last tile is not full."""
     rng, wanted = np.random.default_rng(1), None
     data = {"x": rng.standard_normal((150, k)).astype("f")}

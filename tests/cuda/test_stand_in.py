@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
-import checks_of_bits
+import checks_of_bits  # noqa: F401  (adds checks)
 import checks_on_gpu
 from cases import Case, cases
 from fake_driver import FakeDriver, installed, make_stand_in

@@ -2,8 +2,8 @@
 
 Tensor cores multiply 16-bit numbers. A norm, a gate or attention whose result is read by products
 of bf16 weights alone rounds it itself; sums stay in f32, and so does the residual stream, which the
-product in front of a norm adds up. What a graph is given is never rounded. Few rows are not rounded,
-unless their results must not depend on how many there are.
+product in front of a norm adds up. What a graph is given is never rounded. Few rows are not
+rounded, unless their results must not depend on how many there are.
 """
 
 from __future__ import annotations

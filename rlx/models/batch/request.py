@@ -95,9 +95,7 @@ class Request:
         left = self.settings.max_tokens - len(self.result.tokens)
         return min(left, self.most - len(self.tokens)) >= tokens
 
-    def receive(
-        self, token: int, logits: Any, logprobs: dict[int, float] | None = None
-    ) -> None:
+    def receive(self, token: int, logits: Any, logprobs: dict[int, float] | None = None) -> None:
         """Add a token that was drawn from `logits`, or whose log probabilities are known."""
         count = self.settings.logprobs
         if count and logprobs is None:

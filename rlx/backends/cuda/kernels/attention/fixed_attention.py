@@ -14,7 +14,7 @@ from rlx.backends.cuda.kernels.attention.attention_tile import Softmax
 from rlx.backends.cuda.kernels.attention.flash_attention import KEYS
 from rlx.backends.cuda.kernels.attention.paged_attention import PagedFlash, PagedFlashEmitter
 from rlx.backends.cuda.kernels.attention.query_emitter import merge
-from rlx.llvm.builder import Value, f32, i32, i64
+from rlx.llvm.builder import Value, f32, i64
 from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 
@@ -196,7 +196,9 @@ class _Emitter(PagedFlashEmitter):
         store(f, one * factor, f.gep(base, column.to(i64), form.out.bytes), form.out)
 
 
-def fixed_flash(form: AttentionForm, page: int, tokens: int, most: int, size: int) -> FixedPagedFlash:
+def fixed_flash(
+    form: AttentionForm, page: int, tokens: int, most: int, size: int
+) -> FixedPagedFlash:
     """The kernel for up to `tokens` tokens, of sequences of up to `most`; a run has `size`."""
     keys = piece_keys(most)
     shared = (size, min(_SHARING, size)) if tokens > _ALONE else (tokens, tokens)

@@ -1,4 +1,4 @@
-"""Convolutions with few products to a sum: a thread adds up the taps of one number of the result."""
+"""Convolutions whose sums are short: a thread adds up the taps of one number of the result."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ class _Emitter:
 
         def add(tap: Value, total: Value) -> Value:
             _, *moves = windows.place(tap)
-            return self._tap(base, own, tap, [a + b for a, b in zip(corner, moves, strict=True)], total)
+            return self._tap(
+                base, own, tap, [a + b for a, b in zip(corner, moves, strict=True)], total
+            )
 
         if windows.taps > _MOST_TAPS:
             return f.loop(f.i32(0), f.i32(windows.taps), 1, [total], add)[0]

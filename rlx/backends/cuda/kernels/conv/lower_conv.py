@@ -64,9 +64,7 @@ def _room(c: Convolution) -> _Room | None:
     if isinstance(c.batch, int):
         pictures = max(1, min(batch, _MOST_ROWS // (row * places)))
     m, sums = pictures * places, 256 if c.bias is None else _FEW_SUMS
-    plan = plan_product(
-        m, parts * padded(k), n, element, element, groups=True, planes=0, sums=sums
-    )
+    plan = plan_product(m, parts * padded(k), n, element, element, groups=True, planes=0, sums=sums)
     ends = [0]
     for size in (row * m, 0 if whole else row * n, 4 * m, 4 * n, plan.bytes):
         ends.append(ends[-1] + aligned(size))

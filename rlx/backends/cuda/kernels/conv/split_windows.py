@@ -64,7 +64,9 @@ class _Emitter(SplitEmitter):
             if kernel.k % CHUNK:
                 inside = inside & (k < kernel.k)
             numbers = (channel, *places)
-            at = sum((n.to(i64) * s for n, s in zip(numbers, self.steps[1:], strict=True)), f.i64(0))
+            at = sum(
+                (n.to(i64) * s for n, s in zip(numbers, self.steps[1:], strict=True)), f.i64(0)
+            )
             there = f.gep(base, f.select(inside, at, 0), kernel.x.bytes)
             found.append(f.select(inside, load(f, there, kernel.x, 1, f32), 0.0))
         return found

@@ -292,9 +292,7 @@ class _Emitter:
         f, kernel = self.f, self.kernel
         each = -(-kernel.steps // kernel.parts)
 
-        def emit_part(
-            part: Value, stage: Value, parity: Value, *totals: Value
-        ) -> list[Value]:
+        def emit_part(part: Value, stage: Value, parity: Value, *totals: Value) -> list[Value]:
             first = part * each
             last = f.min(first + each, kernel.steps)
             stage, parity, *sums = self._sum(first, last, stage, parity)
