@@ -392,7 +392,8 @@ class _Emitter:
                 ]
                 for i in range(0, len(made), step):
                     if is_wide:
-                        self._store_wide(row, column0 + 8 * (first + i), made[i : i + 4])
+                        column = column0 + 8 * (first + i)
+                        self._store_wide(row, there, column, made[i : i + 4])
                     else:
                         column = column0 + self.column + 8 * (first + i)
                         self._store_pair(row, there, column, made[i])
@@ -433,14 +434,16 @@ class _Emitter:
         for i, value in enumerate(made):
             self.out.write(value, first + self.places.to(i64) * i)
 
-    def _store_wide(self, row: Value, column0: Value, made: list[list[Value]]) -> None:
+    def _store_wide(
+        self, row: Value, there: Value, column0: Value, made: list[list[Value]]
+    ) -> None:
         """Four lanes have two numbers each of four times 8 columns; each stores 8 columns."""
         f, kernel = self.f, self.kernel
         element = memory_type(kernel.epilogue.out)
         words = transposed(f, [f.pack_halves(a, b, element) for a, b in made])
         first = (f.thread() & 3) * 8
         column = column0 + (first + self.column - (f.thread() & 3) * 2)
-        to = f.gep(self.out.out, row.to(i64) * kernel.n + column.to(i64), 2)
+        to = f.gep(self.out.out, there * kernel.n + column.to(i64), 2)
         inside = (row < self.m) & (column < kernel.n)
         f.if_(inside, partial(f.store, f.join(words), to, align=16))
 
