@@ -316,14 +316,14 @@ def test_f32_attention_of_many_queries_is_two_products(
     """22 bits of each number of q, k, v and of the weights."""
 
     def build(g: Graph) -> Any:
-        q, k, v = (g.input(n, [2, 64, (heads if n == "q" else 2) * 32]) for n in "qkv")
-        options = {"num_heads": heads, "num_kv_heads": 2, "head_dim": 32, "mask_kind": mask}
+        q, k, v = (g.input(n, [2, 64, (heads if n == "q" else 2) * 48]) for n in "qkv")
+        options = {"num_heads": heads, "num_kv_heads": 2, "head_dim": 48, "mask_kind": mask}
         return g.attention(q, k, v, **options)
 
     made = compiled(backend, build)
     kernels = [x.label.split("(")[0] for x in made.executable.program.launches]
     assert kernels.count("gemm") == 2 and "attention" not in kernels, kernels
-    given = {n: draw(i, 2, 64, (heads if n == "q" else 2) * 32) for i, n in enumerate("qkv")}
+    given = {n: draw(i, 2, 64, (heads if n == "q" else 2) * 48) for i, n in enumerate("qkv")}
     [want] = evaluate(graph_of(build), given)
     [got] = made.run(given)
     np.testing.assert_allclose(got, want, rtol=0, atol=2**-18)

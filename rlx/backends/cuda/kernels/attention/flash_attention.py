@@ -93,14 +93,13 @@ class FlashEmitter(AttentionTile):
 
     def sum_keys(self, low: Value, high: Value) -> list[Value]:
         """The running softmax of the keys from `low` to `high`, with the sums of values."""
-        f, form = self.f, self.form
+        f = self.f
         step = KEYS * self.kernel.groups
         count = f.ceil_div(high - low, step)
         low = low + self.group * KEYS
         self._copy_tile(low, high, f.i32(0))
         f.commit_copies()
         query = self._query()
-        start = [*self.begin().values, *[f.const(0.0, f32)] * (form.dim // 2)]
 
         def body(i: Value, *state: Value) -> list[Value]:
             key = low + i * step
@@ -112,9 +111,13 @@ class FlashEmitter(AttentionTile):
             f.barrier()
             return new
 
-        state = f.loop(f.i32(0), count, 1, start, body)
+        state = f.loop(f.i32(0), count, 1, self.start(), body)
         f.wait_copies(0)
         return list(state)
+
+    def start(self) -> list[Value]:
+        """The softmax of no keys."""
+        return [*self.begin().values, *[self.f.const(0.0, f32)] * (self.form.dim // 2)]
 
     def _merge_groups(self, state: list[Value]) -> None:
         """The first group merges what the second has found, and stores the result."""

@@ -12,6 +12,7 @@ from rlx.backends.cuda.kernels.attention.attention_problem import (
     suits,
 )
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
+from rlx.backends.cuda.kernels.attention.f32_attention import F32_DIMS, F32Attention
 from rlx.backends.cuda.kernels.attention.flash_attention import KEYS, QUERIES, FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import ROWS, GroupAttention
 from rlx.backends.cuda.kernels.attention.key_rows import key_rows
@@ -68,6 +69,14 @@ def _by_tensor_cores(node: Node) -> bool:
     return suited and op.head_dim % 16 == 0
 
 
+def _by_f32_tiles(node: Node) -> bool:
+    """Whether there are many queries of keys in f32, with few numbers to a head."""
+    op: Any = node.op
+    rows = upper_bound(_lengths(node)[1], node.graph.live)
+    types = all(v.dtype.name == "f32" for v in (*node.inputs[:3], node.output))
+    return types and op.head_dim in F32_DIMS and rows >= _MANY_ROWS and not is_asked()
+
+
 def expand_attention(graph: Graph) -> Graph:
     """Many queries of keys in f32 as two products of f32 and a softmax, as far as the scores fit:
     one query after the other would read all keys."""
@@ -79,6 +88,8 @@ def expand_attention(graph: Graph) -> Graph:
 def _is_expanded(node: Node) -> bool:
     if node.op.name != "attention" or any(v.dtype.name != "f32" for v in node.inputs[:3]):
         return False
+    if _by_f32_tiles(node):
+        return False
     op: Any = node.op
     batch, rows, keys = (upper_bound(d, node.graph.live) for d in _lengths(node))
     scores = 4 * batch * op.num_heads * rows * keys
@@ -89,7 +100,7 @@ def _is_expanded(node: Node) -> bool:
 
 def _scratch(node: Node) -> int:
     op: Any = node.op
-    if _by_tensor_cores(node):
+    if _by_tensor_cores(node) or _by_f32_tiles(node):
         return 0
     batch, rows, keys = (upper_bound(d, node.graph.live) for d in _lengths(node))
     splits = _splits(max(batch * rows * op.num_kv_heads, 1), keys)
@@ -106,6 +117,8 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     assert attend is not None  # operands that lie otherwise were copied
     if 0 in node.output.shape.dims:
         return []
+    if _by_f32_tiles(node):
+        return [_f32_tiles(attend, ctx)]
     if not _by_tensor_cores(node):
         return [_decode(attend, ctx)]
     if is_asked():
@@ -156,6 +169,13 @@ def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
     elif blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > MOST_SHARED:
         kernel = FlashAttention(attend.form)
     return KernelLaunch(kernel, args, blocks=blocks)
+
+
+def _f32_tiles(attend: Attend, ctx: Context) -> KernelLaunch:
+    heads = attend.batch * attend.form.heads
+    tiles = -(-ctx.upper(attend.rows) // QUERIES)
+    args = [*attend.pointers, heads, *_sizes(attend)]
+    return KernelLaunch(F32Attention(attend.form), args, blocks=ctx.upper(heads) * tiles)
 
 
 def _sizes(attend: Attend) -> list[KernelArg]:
