@@ -183,6 +183,7 @@ class Bench:
             ("gemm", self._gemm),
             ("attention", self._attention),
             ("f32", self._f32),
+            ("conv", self._conv),
         ):
             if name in parts:
                 part()
@@ -356,6 +357,10 @@ class Bench:
             bar = Bar("gpu_encoder_f32_32x128", rates[0], "rows/s", "torch.compile", rates[1], 1.5)
             self.bars.append(bar)
 
+    def _conv(self) -> None:
+        for dtype in ("f32", "bf16"):
+            gpu_f32.convolutions(self.device, self.torch, in_turns, self.rounds, dtype)
+
     def _model(self, kind: str) -> None:
         """Decode and prefill through `model.generate`."""
         import rlx
@@ -415,7 +420,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
     parser.add_argument(
-        "--parts", default="gemv,bandwidth,gemm,attention,f32,model,long,batches,start,invariant"
+        "--parts",
+        default="gemv,bandwidth,gemm,attention,f32,conv,model,long,batches,start,invariant",
     )
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
