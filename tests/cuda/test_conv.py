@@ -143,6 +143,28 @@ def test_pictures_are_taken_some_at_a_time(
     np.testing.assert_allclose(got, want, rtol=0, atol=2**-18 * np.abs(want).max())
 
 
+def test_activations_and_the_layers_of_a_network(backend: CudaBackend) -> None:
+    """What is read elsewhere too, or behind a sum, stays by itself."""
+    g = Graph("network")
+    x = g.input("x", [2, 8, 14, 14])
+    y = g.relu(g.conv(x, g.param("w0", [16, 8, 3, 3]), g.param("b0", [16]), padding=(1,)))
+    z = g.conv(y, g.param("w1", [16, 16, 3, 3]), padding=(1,))
+    z = g.relu(g.add(z, y))
+    z = g.silu(g.conv(z, g.param("w2", [16, 1, 3, 3]), g.param("b2", [16]), groups=16))
+    both = g.conv(z, g.param("w3", [4, 16, 1, 1]))
+    g.set_outputs(g.gelu(both), both)
+    made = compiled(backend, g)
+    assert labels(made) == [
+        *["split", "windows", "gemm"] * 2, "region", "conv", "conv", "region",
+    ]  # fmt: skip
+    params = {n.name: numbers(*n.output.shape.static_dims, dtype="f32", seed=i) / 3
+              for i, n in enumerate(g.sources("param"))}  # fmt: skip
+    given = numbers(2, 8, 14, 14, dtype="f32", seed=9)
+    made.set_params(params)
+    for got, want in zip(made.run(x=given), evaluate(g, {"x": given, **params}), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2**-17 * np.abs(want).max())
+
+
 def test_dynamic_sizes(backend: CudaBackend) -> None:
     graph = graph_of(("b", 6, "h", "w"), (16, 6, 3, 3), "f32", bias=True, padding=(1,), stride=(2,))
     made = compiled(

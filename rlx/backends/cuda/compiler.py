@@ -11,6 +11,7 @@ from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
 from rlx.backends.cuda.kernels.conv import lower_conv  # noqa: F401
+from rlx.backends.cuda.kernels.conv.conv_act import fuse_activations
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER
@@ -41,7 +42,7 @@ class Compiler:
         return runs_on_host(node)
 
     def rewrite_template(self, graph: Graph) -> Graph:
-        return lay_out_weights(lay_out_packed(graph))
+        return fuse_activations(lay_out_weights(lay_out_packed(graph)))
 
     def rewrite_variant(self, graph: Graph) -> Graph:
         with asking(self.batch_invariant):

@@ -39,9 +39,10 @@ class LoweredProgram(Program):
         self.reports, self.maps, self.starts = {}, {}, [0]
         self._map_numbers: dict[tuple[Base, int, Matrix], int] = {}
         bases, addends = list[Base](), list[Dim]()
-        self._counters = 0  # words behind all args
+        self._counters = self._used = 0  # words behind all args, which launches use in turn
         first = sum(len(launch.args) for launch in self.launches)
         for launch in self.launches:
+            self._used = 0
             for arg in launch.args:
                 base, addend = self._resolved(arg, first)
                 bases.append(base)
@@ -67,10 +68,12 @@ class LoweredProgram(Program):
     # -- args -----------------------------------------------------------------------------------
 
     def _resolved(self, arg: KernelArg, first: int) -> tuple[Base, Dim]:
-        """Base and addend of an arg; counters lie from arg `first` on."""
+        """Base and addend of an arg; counters lie from arg `first` on: they are 0 again when a
+        kernel ends, and the next one waits for that."""
         if isinstance(arg, Counters):
-            self._counters += arg.count
-            return TABLE, 8 * (first + self._counters - arg.count)
+            self._used += arg.count
+            self._counters = max(self._counters, self._used)
+            return TABLE, 8 * (first + self._used - arg.count)
         if isinstance(arg, Lasting):
             self._lasting += 1
             return ("lasting", (self._lasting, arg.count, arg.blocks)), 0

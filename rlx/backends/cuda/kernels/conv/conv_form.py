@@ -69,6 +69,10 @@ class Convolution:
         return self.node.inputs[1].dtype
 
     @property
+    def activation(self) -> str:
+        return getattr(self.node.op, "activation", "none")
+
+    @property
     def bias(self) -> DType | None:
         return self.node.inputs[2].dtype if len(self.node.inputs) > 2 else None
 

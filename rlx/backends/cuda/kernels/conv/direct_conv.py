@@ -25,6 +25,7 @@ class DirectConv(BlockKernel):
     w: DType
     bias: DType | None
     result: DType
+    activation: str = "none"
 
     @property
     def label(self) -> str:
@@ -76,6 +77,7 @@ class _Emitter:
         if kernel.bias is not None:
             there = f.gep(self.bias, out.to(i64), kernel.bias.bytes)
             total = total + load(f, there, kernel.bias, 1, f32)
+        total = f.activate(kernel.activation, total)
         store(f, total, f.gep(self.result, number, kernel.result.bytes), kernel.result)
 
     def _taps(self, base: Value, own: Value, corner: list[Value], total: Value) -> Value:

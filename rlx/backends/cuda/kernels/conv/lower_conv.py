@@ -81,7 +81,7 @@ def _reads(node: Node, layouts: Layouts) -> tuple[int, ...]:
     return (0,)
 
 
-@lowers("conv", when=suits, scratch=_scratch, strided=_reads)
+@lowers("conv", "conv_act", when=suits, scratch=_scratch, strided=_reads)
 def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     if 0 in node.output.shape.dims:
         return []
@@ -103,7 +103,9 @@ def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
 
 def _direct(c: Convolution, ctx: Context) -> KernelLaunch:
     x, w, *bias = c.node.inputs
-    kernel = DirectConv(c.windows, c.groups, c.out, c.x, c.w, c.bias, c.node.output.dtype)
+    kernel = DirectConv(
+        c.windows, c.groups, c.out, c.x, c.w, c.bias, c.node.output.dtype, c.activation
+    )
     args: list[KernelArg] = [
         Pointer(x), *c.strides(ctx), Pointer(w), Pointer(bias[0]) if bias else 0,
         Pointer(c.node.output), *c.size, *c.counts, c.batch,
@@ -149,7 +151,7 @@ class _Product:
         c, room, plan, scaled = self.c, self.room, self.room.plan, self.room.parts > 1
         assert isinstance(plan.tile, GroupTile)
         k, node = room.parts * padded(c.windows.k), c.node
-        epilogue = Epilogue(node.output.dtype, bias=c.bias)
+        epilogue = Epilogue(node.output.dtype, c.activation, c.bias)
         weight = node.inputs[1]
         kernel = GroupGemm(
             plan.tile, room.element, 1, k, c.out, scaled, scaled, plan.splits, epilogue,
