@@ -76,7 +76,7 @@ FORMS: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {
     "dilation": (
         (2, 16, 12, 12), (16, 16, 3, 3), {"dilation": (2,)}, ["split", "windows", "gemm"],
     ),
-    "1x1": ((1, 72, 9, 9), (70, 72, 1, 1), {}, ["split", "windows", "gemm"]),
+    "1x1": ((1, 128, 9, 9), (70, 128, 1, 1), {}, ["split", "windows", "gemm"]),
     "one axis": ((2, 16, 90), (40, 16, 7), {"padding": (3,)}, ["split", "windows", "gemm"]),
     "depthwise": ((2, 10, 9, 8), (20, 1, 3, 3), {"groups": 10, "padding": (1,)}, ["conv"]),
     "groups": ((2, 12, 7, 7), (9, 4, 3, 3), {"groups": 3, "stride": (2,)}, ["conv"]),

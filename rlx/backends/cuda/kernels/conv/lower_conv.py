@@ -13,7 +13,13 @@ from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.many_rows import are_added_in_pairs, are_fixed
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, HOPPER, Plan, plan_product
-from rlx.backends.cuda.kernels.gemm.split_rows import PARTS, SplitRows, padded
+from rlx.backends.cuda.kernels.gemm.split_rows import (
+    PARTS,
+    SplitRows,
+    is_folded,
+    padded,
+    row_numbers,
+)
 from rlx.backends.cuda.lowering import (
     Context,
     Counters,
@@ -59,7 +65,7 @@ def _room(c: Convolution) -> _Room | None:
         return None
     whole = c.x is c.w and c.x.bytes == 2 and k % 8 == 0
     element, parts = (c.x, 1) if whole else (f16, PARTS)
-    row = 2 * parts * padded(k)
+    row = 2 * (padded(k) if whole else row_numbers(k))
     pictures = batch
     if isinstance(c.batch, int):
         pictures = max(1, min(batch, _MOST_ROWS // (row * places)))
@@ -155,8 +161,10 @@ class _Product:
         weight = node.inputs[1]
         kernel = GroupGemm(
             plan.tile, room.element, 1, k, c.out, scaled, scaled, plan.splits, epilogue,
-            not scaled and are_fixed([weight], self.ctx), pictures=True, parts=plan.parts,
+            not scaled and are_fixed([weight], self.ctx), pictures=True,
+            folded=scaled and is_folded(c.windows.k), parts=plan.parts,
         )  # fmt: skip
+        row = row_numbers(c.windows.k) if scaled else k
         most = room.pictures * upper_bound(c.places, self.ctx.lir.live)
         start = self._at(room.weight) if scaled else Pointer(weight)
         shared: list[KernelArg] = [0, 0]
@@ -165,9 +173,9 @@ class _Product:
         blocks = min(plan.tiles * plan.splits, BLOCKS)
         bias = [Pointer(v) for v in node.inputs[2:]]
         args: list[KernelArg] = [
-            TensorMap(self._at(0), Matrix(room.element, most, k, k, plan.tile.m)), 0,
+            TensorMap(self._at(0), Matrix(room.element, most, row, row, plan.tile.m)), 0,
             self._at(room.x_scales) if scaled else 0,
-            TensorMap(start, Matrix(room.element, c.out, k, k, kernel.box)), 0,
+            TensorMap(start, Matrix(room.element, c.out, row, row, kernel.box)), 0,
             self._at(room.weight_scales) if scaled else 0, *shared, count * c.places, blocks,
             c.places, Pointer(node.output, c.places * (c.out * first)), *bias,
         ]  # fmt: skip

@@ -14,7 +14,13 @@ from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.many_rows import are_added_in_pairs
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, HOPPER, Plan, plan_product
-from rlx.backends.cuda.kernels.gemm.split_rows import PARTS, SplitRows, padded
+from rlx.backends.cuda.kernels.gemm.split_rows import (
+    PARTS,
+    SplitRows,
+    is_folded,
+    padded,
+    row_numbers,
+)
 from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, is_multiple
 from rlx.backends.cuda.merge import Merged
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
@@ -78,7 +84,7 @@ def _room(node: Node, batch: int, m: int, k: int, n: int) -> _Room:
     plan = plan_product(
         m, PARTS * padded(k), n, f16, f16, groups=True, planes=0, batch=batch, sums=sums
     )
-    row, ends = 2 * PARTS * padded(k), [0]
+    row, ends = 2 * row_numbers(k), [0]
     for size in (row * batch * m, row * batch * n, 4 * batch * m, 4 * batch * n, plan.bytes):
         ends.append(ends[-1] + aligned(size))
     return _Room(plan, *ends[1:])
@@ -165,10 +171,12 @@ class _Product:
         assert isinstance(plan.tile, GroupTile)
         k, is_batch = PARTS * padded(sizes.k), sizes.batch != 1
         kernel = GroupGemm(
-            plan.tile, f16, 1, k, sizes.n, True, True, plan.splits, epilogue, batched=is_batch
-        )
-        rows = Matrix(f16, self.batch * self.m, k, k, plan.tile.m)
-        weights = Matrix(f16, self.batch * sizes.n, k, k, kernel.box)
+            plan.tile, f16, 1, k, sizes.n, True, True, plan.splits, epilogue, batched=is_batch,
+            folded=is_folded(sizes.k),
+        )  # fmt: skip
+        row = row_numbers(sizes.k)
+        rows = Matrix(f16, self.batch * self.m, row, row, plan.tile.m)
+        weights = Matrix(f16, self.batch * sizes.n, row, row, kernel.box)
         shared: list[KernelArg] = [0, 0]
         if plan.splits > 1:
             shared = [Scratch(node, room.partial), Counters(plan.tiles)]

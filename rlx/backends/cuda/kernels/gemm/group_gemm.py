@@ -73,6 +73,9 @@ class GroupGemm(BlockKernel):
     early: bool = False  # no kernel writes the weights: they are copied while the one in front ends
     batched: bool = False
     pictures: bool = False  # rows are places of pictures: the result is [pictures, n, places]
+    folded: bool = (
+        False  # x is (high, low), the weight too: (high, high, low) times (high, low, high)
+    )
     parts: int = 1  # of the columns of x, each summed up by itself, then added in order
 
     @property
@@ -238,7 +241,7 @@ class _Emitter:
                 begin()
             for p in range(kernel.planes):
                 there = row + self.apart * p if p else row
-                f.copy_tile(at + p * kernel.plane_bytes, self.x, step * STEP, there, full)
+                f.copy_tile(at + p * kernel.plane_bytes, self.x, self._folded(step, 1), there, full)
             return self._next(stage, parity)
 
         return f.loop(first, last, 1, ring, emit_step)
@@ -252,7 +255,14 @@ class _Emitter:
         for i in range(kernel.pieces):
             there = column + i // count * kernel.box
             to = at + i * (2 * STEP * kernel.box)
-            f.copy_tile(to, self.weights[i % count], step * STEP, there, full)
+            f.copy_tile(to, self.weights[i % count], self._folded(step, 2), there, full)
+
+    def _folded(self, step: Value, parts: int) -> Value:
+        """The column of a step: behind so many of three parts, folded ones begin again."""
+        if not self.kernel.folded:
+            return step * STEP
+        each = self.kernel.steps // 3 * parts
+        return self.f.select(step >= each, step - each, step) * STEP
 
     def _copy_early(self) -> None:
         """Begin all stages of the first tile with their weights."""

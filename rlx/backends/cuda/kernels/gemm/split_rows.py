@@ -1,8 +1,9 @@
 """f32 matrices as f16, for products by tensor cores: each number is the sum of two, 22 bits.
 
 Rows are divided by a power of two first, so that their largest is below 2; the product multiplies
-with it again. A row is written three times as long, so that one product of 16-bit numbers has all
-three that count: (high, high, low) of x against (high, low, high) of the weight.
+with it again. One product of 16-bit numbers, three times as long, has all three that count: (high,
+high, low) of x against (high, low, high) of the weight. A row is written as high and low, of which
+the product reads one twice (`folded`), or where parts are not whole steps as all three.
 """
 
 from __future__ import annotations
@@ -11,16 +12,27 @@ from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.planes import power_of_two
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run
+from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
 from rlx.ir.dtype import DType
 from rlx.ir.dtype import f32 as F32
 from rlx.llvm.builder import Value, f16, f32, i64
 from rlx.llvm.storage import load
 from rlx.support.records import dataclass
 
-PARTS = 3
+PARTS = 3  # that are multiplied
 CHUNK = 8  # numbers that a lane takes together
 _WARPS, _COLUMN_WARPS = 8, 16
 _BESIDE = 8  # rows of a block that lie beside each other: 32 bytes
+
+
+def is_folded(k: int) -> bool:
+    """Whether parts of a row are whole steps of a product."""
+    return padded(k) % STEP == 0
+
+
+def row_numbers(k: int) -> int:
+    """Those of a row with its parts."""
+    return (2 if is_folded(k) else PARTS) * padded(k)
 
 
 def padded(k: int) -> int:
@@ -43,6 +55,10 @@ class SplitRows(BlockKernel):
     by_columns: bool
     is_aligned: bool  # whether four numbers of a row can be loaded together
     x: DType = F32
+
+    @property
+    def folded(self) -> bool:
+        return is_folded(self.k)
 
     @property
     def label(self) -> str:
@@ -121,7 +137,7 @@ class SplitEmitter:
         def write() -> None:
             place = f.gep(self.scales, row, 4)
             f.if_(first.eq(0), lambda: f.store(power.bits(f32), place))
-            to = f.gep(self.out, row * (PARTS * padded(kernel.k)), 2)
+            to = f.gep(self.out, row * row_numbers(kernel.k), 2)
             for chunk in f.range(first, chunks, step):
                 self._store([v * factor for v in self.load_chunk(base, chunk)], to, chunk)
 
@@ -161,5 +177,7 @@ class SplitEmitter:
         rest = [a - b for a, b in zip(numbers, known, strict=True)]
         low = [f.pack_halves(rest[i], rest[i + 1], f16) for i in range(0, CHUNK, 2)]
         order = (high, low, high) if self.kernel.is_weight else (high, high, low)
+        if self.kernel.folded:
+            order = (high, low)
         for i, part in enumerate(order):
             f.store(f.join(part), f.gep(to, chunk * CHUNK + i * width, 2), align=16)
