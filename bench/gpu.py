@@ -23,7 +23,13 @@ import numpy as np
 
 from bench import gpu_f32
 from bench.common import Bar, arguments, finish
-from bench.gpu_batches import batch_bars, invariant_rates, starts, torch_batch
+from bench.gpu_batches import (
+    batch_bars,
+    constrained_rates,
+    invariant_rates,
+    starts,
+    torch_batch,
+)
 from bench.peers import torch_gpu
 from bench.random_model import SHAPES, random_blocks, write_random_model
 from rlx.ir.quant.scheme import GGUF_SCHEMES
@@ -191,6 +197,7 @@ class Bench:
             for name, model in (
                 ("model", self._model), ("long", self._long), ("batches", self._batches),
                 ("start", self._start), ("invariant", self._invariant),
+                ("constrained", self._constrained),
             ):  # fmt: skip
                 if name in parts:
                     model(kind)
@@ -217,6 +224,11 @@ class Bench:
         """What batch invariance costs."""
         with self._file(kind) as path:
             invariant_rates(path, self.options.shape, kind, POSITION)
+
+    def _constrained(self, kind: str) -> None:
+        """Penalties, biases and log probabilities."""
+        with self._file(kind) as path:
+            constrained_rates(path, self.options.shape, kind, POSITION)
 
     def _long(self, kind: str) -> None:
         """Prefill of a long prompt."""

@@ -52,10 +52,11 @@ class Batches:
             assert len(reply.wait().tokens) == tokens
         return time.perf_counter() - start
 
-    def decoding(self, engine: Any, count: int) -> float:
+    def decoding(self, engine: Any, count: int, **more: Any) -> float:
         """Tokens a second of all requests together, once all prompts are in the KV cache."""
+        how = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, **more}
         replies = [
-            engine.submit(p, max_tokens=4 * NEW, seed=i, temperature=0.8, top_k=40, top_p=0.95)
+            engine.submit(p, max_tokens=4 * NEW, seed=i, **how)
             for i, p in enumerate(self.prompts(count))
         ]
         results = [reply.result for reply in replies]
@@ -120,6 +121,27 @@ def invariant_rates(path: Path, shape: str, kind: str, length: int) -> None:
                 f"batch-invariant {shape} {kind} x{count}, {what}: {b:.0f} of {a:.0f} tokens/s"
                 f" ({b / a:.2f})"
             )
+
+
+def constrained_rates(path: Path, shape: str, kind: str, length: int) -> None:
+    """Tokens a second of 8 requests that are plain, and of those whose draws or log probabilities
+    take another run."""
+    import rlx
+
+    batches, count = Batches(path, length), 8
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {}, "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.2},
+        "a logit bias": {"logit_bias": {5: 3.0}}, "log probabilities": {"logprobs": 5},
+    }  # fmt: skip
+    with rlx.Engine(
+        path, device="cuda", requests=count, context=2048, cache_tokens=2048 * count
+    ) as engine:
+        for name, more in ways.items():
+            batches.decoding(engine, count, **more)  # compiles
+            time.sleep(0.1)
+            found = sorted(batches.decoding(engine, count, **more) for _ in range(3))
+            time.sleep(0.1)
+            print(f"engine {shape} {kind} x{count}, {name}: decode {found[1]:.0f} tokens/s")
 
 
 def torch_batch(torch: Any, shape: str, context: int, position: int) -> Callable[[int], float]:
