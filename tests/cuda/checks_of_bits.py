@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tiny
 from checks_on_gpu import CHECKS, Letters
-from tiny import CONFIGS, VOCAB, shapes, write_safetensors
+from tiny import CONFIGS, VOCAB, shapes, write_folder, write_safetensors
 
 import rlx
 from rlx.ir.dtype import DType
@@ -134,3 +134,28 @@ CHECKS["same bits Q8_0"] = lambda: same_bits("f32", "Q8_0", longest=100)
 CHECKS["same bits Q4_K"] = lambda: same_bits("f32", "Q4_K_M", longest=100)
 CHECKS["same bits q8_0 cache"] = lambda: same_bits(kv="q8_0")
 CHECKS["same bits in chunks"] = same_chunks
+
+
+def constrained(name: str = "llama", kv: str = "f32", tokens: int = 5) -> None:
+    """`rlx.load`: penalties, a bias and log probabilities, of prompts and of what is decoded."""
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    ways: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.5, "temperature": 0.0, "logprobs": 3},
+        {"presence_penalty": 2.0, "logit_bias": {7: 4.0, 9: -50.0}, "seed": 4, "logprobs": 25},
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(name, Path(folder))
+        models = [rlx.load(folder, device=d, context=64, kv=kv) for d in ("cuda", "reference")]
+        for how in ways:
+            got, want = (
+                m.generate(prompt_of(2, 20), stream=False, max_tokens=tokens, **how) for m in models
+            )
+            assert got.tokens == want.tokens, (how, got.tokens, want.tokens)
+            for row, other in zip(got.logprobs, want.logprobs, strict=True):
+                assert row.keys() == other.keys()
+                assert all(abs(row[t] - other[t]) < 1e-3 for t in row)
+        for model in models:
+            model.close()
+
+
+CHECKS["constrained answers"] = constrained

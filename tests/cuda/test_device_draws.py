@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,11 @@ from fake_driver import FakeDriver, installed, make_stand_in
 
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.ir.ops.sample import Sample
-from rlx.models.batch import device_draws
-from rlx.models.batch.device_draws import DeviceDraws, device_specs
+from rlx.models import device_draws
 from rlx.models.batch.step_result import DeviceRows
 from rlx.models.builder import EntryPoint
 from rlx.models.bundle import EntryPointSpec
+from rlx.models.device_draws import Constrained, DeviceDraws, device_specs
 from rlx.models.generation import top_logprobs
 from rlx.models.sampling import GenerationSettings, Penalties
 from rlx.runtime.compiled import CompiledGraph
@@ -60,14 +59,13 @@ class Masked(Penalties):
     inputs = {"allowed": np.full(-(-VOCAB // 32), 0x55555555, np.int32)}  # type: ignore[assignment]
 
 
-def request(number: int, masked: bool = False, **options: Any) -> Any:
+def request(number: int, masked: bool = False, **options: Any) -> Constrained:
     settings = GenerationSettings(seed=number, **options)
     prompt = [1, 5, 5, 900 + number]
     penalties = Masked(settings, prompt) if masked else Penalties(settings, VOCAB, prompt)
     for token in (3, 7, 7):
         penalties.count(token)
-    rng = np.array([number, 4], np.uint64)
-    return SimpleNamespace(settings=settings, penalties=penalties, rng=rng, sampling=settings.row())
+    return Constrained(penalties, np.array([number, 4], np.uint64), settings.row())
 
 
 REQUESTS = [
@@ -124,13 +122,3 @@ def test_log_probabilities_are_those_of_the_logits(
         want = top_logprobs(logits[at], token, count)
         assert list(row) == list(want)
         np.testing.assert_allclose([*row.values()], [*want.values()], rtol=0, atol=1e-12)
-
-
-def test_what_is_left_to_others() -> None:
-    asked = DeviceDraws(VOCAB, ROWS, lambda *_: {})
-    plain = SimpleNamespace(settings=GenerationSettings(logprobs=21), penalties=None)
-    assert not asked.draws(plain)
-    assert not asked.scores(plain)
-    assert asked.draws(REQUESTS[0])
-    drafted = request(1, repetition_penalty=2.0, speculate=3)
-    assert not asked.draws(drafted)

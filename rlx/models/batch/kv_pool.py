@@ -13,11 +13,11 @@ from rlx.ir.dim import sym
 from rlx.ir.module import GraphModule
 from rlx.models.adapters import Adapter, AdapterShape, common_shape
 from rlx.models.arguments import require_count
-from rlx.models.batch.device_draws import device_specs
 from rlx.models.batch.paged_builder import PAGE, PagedDecoderBuilder
 from rlx.models.builder import SAMPLES, BuiltGraph, EntryPoint, Tensor, define_graph, sample
 from rlx.models.bundle import EntryPointSpec
 from rlx.models.config import KVCacheType
+from rlx.models.device_draws import device_specs
 from rlx.models.model_file import ModelFile
 from rlx.specialize.variant import ModelVariant
 from rlx.support.records import dataclass

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx.models.batch.device_draws import DeviceDraws
 from rlx.models.batch.kv_pool import KVPool, sampler_spec
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
 from rlx.models.batch.step_result import DeviceRows, StepResult, as_argument
 from rlx.models.builder import SAMPLE, EntryPoint
 from rlx.models.bundle import EntryPointSpec
+from rlx.models.device_draws import Constrained, DeviceDraws, finds
 from rlx.models.sampling import Penalties
 from rlx.runtime.compiled import CompiledGraph
 
@@ -46,7 +46,7 @@ class TokenSampler:
     def prepare(self, request: Request) -> None:
         """Compile what a request needs, in the thread of its caller: nobody else waits for it."""
         if self._device is not None:
-            self._device.prepare(request)
+            self._device.prepare(self._is_constrained(request), request.settings.logprobs)
         if not self._is_joined(request) and not self._is_constrained(request):
             penalties = request.penalties
             self._graph(SAMPLE if penalties is None else penalties.entry_point)
@@ -64,7 +64,8 @@ class TokenSampler:
 
     def _is_constrained(self, request: Request) -> bool:
         """Whether a device draws its rows with those of others, behind the run."""
-        return self._device is not None and self._device.draws(request)
+        penalties, drafts = request.penalties, request.settings.speculate
+        return self._device is not None and penalties is not None and not drafts
 
     def is_plain(self, request: Request) -> bool:
         """Whether the device draws the tokens of a request, and nothing else of a run is read."""
@@ -134,10 +135,11 @@ class TokenSampler:
         if self._device is None or not isinstance(logits, DeviceRows):
             return found
         own = [i for i, (part, _) in enumerate(drawing) if self._is_constrained(part.request)]
-        requests = [drawing[i][0].request for i in own]
         if not own:
             return found
-        tokens = self._device.draw(logits, [drawing[i][1] for i in own], requests)
+        requests = [drawing[i][0].request for i in own]
+        asked = [Constrained(r.penalties, r.rng, r.sampling) for r in requests if r.penalties]
+        tokens = self._device.draw(logits, [drawing[i][1] for i in own], asked)
         for i, token in zip(own, tokens or (), strict=bool(tokens)):
             found[i] = [token]
         return found
@@ -154,7 +156,7 @@ class TokenSampler:
         asked = [
             (part.request, at, own)
             for (part, at), own in zip(drawing, tokens, strict=True)
-            if own is not None and device.scores(part.request)
+            if own is not None and finds(part.request.settings.logprobs)
         ]
         for request, at, own in asked:
             rows += range(at, at + len(own))

@@ -1,8 +1,8 @@
 """Draws that penalties, biases or a grammar constrain, and log probabilities, on devices that keep
 logits to themselves: some bytes of each row go there and come back, not its logits.
 
-A run draws the tokens of plain requests itself. The rows of all others are drawn by one more run,
-which reads the logits where they are. It is given the tokens whose logits change, and a mask of
+A run draws plain tokens itself. The rows of all others are drawn by one more run, which reads the
+logits where they are. It is given the tokens whose logits change, and a mask of
 bits of those that a grammar allows.
 """
 
@@ -17,13 +17,13 @@ import numpy as np
 
 from rlx.ir.binding import UpTo
 from rlx.ir.module import GraphModule
-from rlx.models.batch.request import Request
 from rlx.models.batch.step_result import DeviceRows
 from rlx.models.builder import BuiltGraph, Tensor
 from rlx.models.bundle import EntryPointSpec
 from rlx.models.sampling import Penalties
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 Compile = Callable[[str, EntryPointSpec], dict[str, CompiledGraph]]
 DRAW = "rows-constrained"
@@ -95,8 +95,27 @@ def _scores(g: GraphModule, vocab: int, count: int) -> dict[str, Tensor]:
     return {"best": best, "ids": ids, "chosen": chosen, "total": total}
 
 
+@dataclass(frozen=True)
+class Constrained:
+    """What a draw depends on, beside the logits."""
+
+    penalties: Penalties
+    rng: Any
+    sampling: Any  # temperature, top-k, top-p, min-p
+
+
+def takes(penalties: Penalties) -> bool:
+    """Whether a run takes all logits that they change."""
+    return not penalties.entry_point.penalties or len(penalties.changes[0]) <= MOST_CHANGES
+
+
+def finds(likeliest: int) -> bool:
+    """Whether a device finds so many tokens with log probabilities."""
+    return 0 < likeliest <= LIKELIEST[-1]
+
+
 class DeviceDraws:
-    """Safe to prepare from several threads; draws are those of the engine's alone."""
+    """Safe to prepare from several threads; one thread draws."""
 
     def __init__(self, vocab: int, rows: int, compile_entry_point: Compile) -> None:
         """Runs have up to `rows` rows of logits."""
@@ -104,12 +123,12 @@ class DeviceDraws:
         self._graphs: dict[str, CompiledGraph] = {}
         self._lock = threading.Lock()
 
-    def prepare(self, request: Request) -> None:
-        """Compile what a request needs, in the thread of its caller."""
-        if self.draws(request):
+    def prepare(self, draws: bool, likeliest: int) -> None:
+        """Compile what draws, and log probabilities of so many tokens, need."""
+        if draws:
             self._graph(constrained_spec(self._vocab, self._most))
-        if self.scores(request):
-            self._graph(self._scores_for(request.settings.logprobs))
+        if finds(likeliest):
+            self._graph(self._scores_for(likeliest))
 
     def _graph(self, spec: tuple[str, EntryPointSpec]) -> CompiledGraph:
         with self._lock:
@@ -123,27 +142,16 @@ class DeviceDraws:
         most = next(n for n in LIKELIEST if n >= count)
         return scores_spec(self._vocab, self._most, min(most, self._vocab))
 
-    def draws(self, request: Request) -> bool:
-        """Whether rows of a request are drawn here, with those of others. Penalties of a draft's
-        token depend on the token before."""
-        return request.penalties is not None and not request.settings.speculate
-
-    def scores(self, request: Request) -> bool:
-        """Whether its log probabilities are found here."""
-        return 0 < request.settings.logprobs <= LIKELIEST[-1]
-
     # -- draws ------------------------------------------------------------------------------------
 
     def draw(
-        self, logits: DeviceRows, rows: Sequence[int], requests: Sequence[Request]
+        self, logits: DeviceRows, rows: Sequence[int], asked: Sequence[Constrained]
     ) -> list[int] | None:
-        """A token of each request, from its row of the logits. RNGs are not advanced. None if more
-        logits change than a run takes."""
+        """A token from each of these rows of the logits. RNGs are not advanced. None if more logits
+        change than a run takes."""
         changed: list[tuple[Any, Any, Any]] = []
         masks = np.full((len(rows), -(-self._vocab // 32)), -1, np.int32)
-        for i, request in enumerate(requests):
-            penalties = request.penalties
-            assert penalties is not None
+        for i, penalties in enumerate(one.penalties for one in asked):
             if penalties.entry_point.penalties:
                 changed.append(_at_row(penalties, i * self._vocab))
             if penalties.entry_point.grammar:
@@ -156,8 +164,8 @@ class DeviceDraws:
         (tokens,) = self._graph(constrained_spec(self._vocab, self._most)).run(
             logits=logits.buffer, which=np.array(rows, np.int32), at=at.astype(np.int32),
             factor=factor.astype(np.float32), bias=bias.astype(np.float32), allowed=masks,
-            rng=np.array([r.rng for r in requests], np.uint64),
-            settings=np.array([r.sampling for r in requests], np.float32),
+            rng=np.array([one.rng for one in asked], np.uint64),
+            settings=np.array([one.sampling for one in asked], np.float32),
         )  # fmt: skip
         return [int(token) for token in tokens]
 
