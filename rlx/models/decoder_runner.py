@@ -379,9 +379,8 @@ class DecoderRunner(ModelRunner):
         """A step whose own draw does not count."""
         _, after = self.step(tokens, rng, settings)
         assert self._draws is not None
-        asked = Constrained(penalties, rng, settings)
-        [token] = self._draws.draw(self._device_logits(), [0], [asked]) or ()
-        return token, after
+        asked = [Constrained(penalties, rng, settings)]
+        return (self._draws.draw(self._device_logits(), [0], asked) or [0])[0], after
 
     def _device_logits(self) -> DeviceRows:
         """Those of the last run, where they are."""

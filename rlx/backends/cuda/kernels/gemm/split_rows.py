@@ -176,8 +176,8 @@ class SplitEmitter:
         known = [v for pair in high for v in f.unpack_halves(pair, f16)]
         rest = [a - b for a, b in zip(numbers, known, strict=True)]
         low = [f.pack_halves(rest[i], rest[i + 1], f16) for i in range(0, CHUNK, 2)]
-        order = (high, low, high) if self.kernel.is_weight else (high, high, low)
+        order = [high, low, high] if self.kernel.is_weight else [high, high, low]
         if self.kernel.folded:
-            order = (high, low)
+            order = [high, low]
         for i, part in enumerate(order):
             f.store(f.join(part), f.gep(to, chunk * CHUNK + i * width, 2), align=16)
