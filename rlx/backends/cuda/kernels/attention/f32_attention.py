@@ -51,7 +51,8 @@ class F32Attention(FlashAttention):
         return 2 * self.stage_bytes
 
     def emit(self, m: KernelModule) -> None:
-        _Emitter(m.begin_block(self.threads, self.shared), self).emit()
+        together = 4 if self.form.dim == 32 else 2  # blocks that fit without spills
+        _Emitter(m.begin_block(self.threads, self.shared, together), self).emit()
 
 
 class _Emitter(FlashEmitter):
