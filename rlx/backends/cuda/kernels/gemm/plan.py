@@ -80,7 +80,7 @@ def fixed_parts(columns: int, k: int) -> int:
     few rows fill a GPU."""
     steps, tiles = -(-k // STEP), -(-columns // _LEAST_COLUMNS)
     parts = 1
-    while 2 * parts * tiles <= 2 * BLOCKS and parts < _MOST_SPLITS and steps // (2 * parts) >= 4:
+    while 2 * parts * tiles <= BLOCKS and parts < _MOST_SPLITS and steps // (2 * parts) >= 4:
         parts *= 2
     each = -(-steps // parts)
     return -(-steps // each)  # none is empty
