@@ -23,7 +23,13 @@ import numpy as np
 
 from bench import gpu_f32
 from bench.common import Bar, arguments, finish
-from bench.gpu_batches import batch_bars, starts, torch_batch
+from bench.gpu_batches import (
+    batch_bars,
+    constrained_rates,
+    invariant_rates,
+    starts,
+    torch_batch,
+)
 from bench.peers import torch_gpu
 from bench.random_model import SHAPES, random_blocks, write_random_model
 from rlx.ir.quant.scheme import GGUF_SCHEMES
@@ -183,13 +189,15 @@ class Bench:
             ("gemm", self._gemm),
             ("attention", self._attention),
             ("f32", self._f32),
+            ("conv", self._conv),
         ):
             if name in parts:
                 part()
         for kind in self.options.types.split(","):
             for name, model in (
                 ("model", self._model), ("long", self._long), ("batches", self._batches),
-                ("start", self._start),
+                ("start", self._start), ("invariant", self._invariant),
+                ("constrained", self._constrained),
             ):  # fmt: skip
                 if name in parts:
                     model(kind)
@@ -211,6 +219,16 @@ class Bench:
             peer = torch_batch(self.torch, shape, POSITION + 2 * TOKENS, POSITION)
         with self._file(kind) as path:
             self.bars += batch_bars(self.torch, path, shape, kind, POSITION, peer)
+
+    def _invariant(self, kind: str) -> None:
+        """What batch invariance costs."""
+        with self._file(kind) as path:
+            invariant_rates(path, self.options.shape, kind, POSITION)
+
+    def _constrained(self, kind: str) -> None:
+        """Penalties, biases and log probabilities."""
+        with self._file(kind) as path:
+            constrained_rates(path, self.options.shape, kind, POSITION)
 
     def _long(self, kind: str) -> None:
         """Prefill of a long prompt."""
@@ -351,6 +369,10 @@ class Bench:
             bar = Bar("gpu_encoder_f32_32x128", rates[0], "rows/s", "torch.compile", rates[1], 1.5)
             self.bars.append(bar)
 
+    def _conv(self) -> None:
+        for dtype in ("f32", "bf16"):
+            gpu_f32.convolutions(self.device, self.torch, in_turns, self.rounds, dtype)
+
     def _model(self, kind: str) -> None:
         """Decode and prefill through `model.generate`."""
         import rlx
@@ -410,7 +432,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
     parser.add_argument(
-        "--parts", default="gemv,bandwidth,gemm,attention,f32,model,long,batches,start"
+        "--parts",
+        default="gemv,bandwidth,gemm,attention,f32,conv,model,long,batches,start,invariant",
     )
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")

@@ -52,10 +52,11 @@ class Batches:
             assert len(reply.wait().tokens) == tokens
         return time.perf_counter() - start
 
-    def decoding(self, engine: Any, count: int) -> float:
+    def decoding(self, engine: Any, count: int, **more: Any) -> float:
         """Tokens a second of all requests together, once all prompts are in the KV cache."""
+        how = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, **more}
         replies = [
-            engine.submit(p, max_tokens=4 * NEW, seed=i, temperature=0.8, top_k=40, top_p=0.95)
+            engine.submit(p, max_tokens=4 * NEW, seed=i, **how)
             for i, p in enumerate(self.prompts(count))
         ]
         results = [reply.result for reply in replies]
@@ -103,6 +104,44 @@ def batch_bars(
     decode, _ = batches.rates(8, 3, kv="q8_0")
     print(f"engine {shape} {kind} x8, q8_0 cache: decode {decode:.0f} tokens/s")
     return bars
+
+
+def invariant_rates(path: Path, shape: str, kind: str, length: int) -> None:
+    """Engines with and without batch invariance, in turns: tokens a second of 1, 8 and 64 requests,
+    and of their prompts."""
+    batches = Batches(path, length)
+    for count in (1, 8, 64):
+        found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        for _ in range(2):
+            for wanted in (False, True):
+                found[wanted].append(batches.rates(count, 1, batch_invariant=wanted))
+        plain, same = (np.median(np.array(found[w]), axis=0) for w in (False, True))
+        for what, a, b in zip(("decode", "prompts"), plain, same, strict=True):
+            print(
+                f"batch-invariant {shape} {kind} x{count}, {what}: {b:.0f} of {a:.0f} tokens/s"
+                f" ({b / a:.2f})"
+            )
+
+
+def constrained_rates(path: Path, shape: str, kind: str, length: int) -> None:
+    """Tokens a second of 8 requests that are plain, and of those whose draws or log probabilities
+    take another run."""
+    import rlx
+
+    batches, count = Batches(path, length), 8
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {}, "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.2},
+        "a logit bias": {"logit_bias": {5: 3.0}}, "log probabilities": {"logprobs": 5},
+    }  # fmt: skip
+    with rlx.Engine(
+        path, device="cuda", requests=count, context=2048, cache_tokens=2048 * count
+    ) as engine:
+        for name, more in ways.items():
+            batches.decoding(engine, count, **more)  # compiles
+            time.sleep(0.1)
+            found = sorted(batches.decoding(engine, count, **more) for _ in range(3))
+            time.sleep(0.1)
+            print(f"engine {shape} {kind} x{count}, {name}: decode {found[1]:.0f} tokens/s")
 
 
 def torch_batch(torch: Any, shape: str, context: int, position: int) -> Callable[[int], float]:

@@ -1,4 +1,5 @@
-"""f32 on a GPU: products of all kinds that training has, and an encoder in the shape of MiniLM.
+"""f32 on a GPU: products of all kinds that training has, an encoder in the shape of MiniLM, and
+convolutions (those in bf16 too).
 
 Torch computes products of f32 in f32; ours are three products of f16 (docs/cuda.md says how exact
 that is)."""
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bench.peers import torch_gpu
@@ -22,6 +24,46 @@ PRODUCTS = {  # shapes of x and w, and what is computed, as einsum says it
     "gradient 1536x384x4096": ((4096, 1536), (4096, 384), "km,kn->mn"),
     "scores 384 of 128x128x32": ((32, 12, 128, 32), (32, 12, 128, 32), "abmk,abnk->abmn"),
 }
+
+
+CONVOLUTIONS = {  # pictures, channels, size, filters, kernel, stride, groups
+    "resnet 7x7 /2": (32, 3, 224, 64, 7, 2, 1),
+    "resnet 3x3, 64": (32, 64, 56, 64, 3, 1, 1),
+    "resnet 3x3, 256": (32, 256, 14, 256, 3, 1, 1),
+    "resnet 1x1, 256 to 64": (32, 256, 56, 64, 1, 1, 1),
+    "depthwise 3x3, 96": (32, 96, 56, 96, 3, 1, 96),
+}
+
+
+def convolutions(
+    device: Any, torch: Any, turns: Callable[..., list[float]], rounds: int, dtype: str
+) -> None:
+    """Microseconds of a convolution, and torch's, which computes f32 in f32."""
+    for name, (count, channels, size, filters, kernel, stride, groups) in CONVOLUTIONS.items():
+        x = device.rng.standard_normal((count, channels, size, size))
+        w = device.rng.standard_normal((filters, channels // groups, kernel, kernel)) / kernel
+        how = {"stride": (stride,), "padding": (kernel // 2,), "groups": groups}
+        element = ml_dtypes.bfloat16 if dtype == "bf16" else np.float32
+
+        def build(g: Any, how: Any = how, xs: Any = x.shape, ws: Any = w.shape) -> list[Any]:
+            return [g.conv(g.input("x", list(xs), dtype), g.param("w", list(ws), dtype), **how)]
+
+        made = device.graph(build, {"x": x.astype(element)}, {"w": w.astype(element)})
+        runs = [device.timed(*made, 1)]
+        if torch is not None:
+            kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+            a, b = (torch.tensor(v, device="cuda", dtype=kind) for v in (x, w))
+
+            def call(
+                a: Any = a, b: Any = b, s: int = stride, k: int = kernel, m: int = groups
+            ) -> Any:
+                return torch.nn.functional.conv2d(a, b, stride=s, padding=k // 2, groups=m)
+
+            runs.append(torch_gpu.graph_of(torch, call, 1))
+        found = turns(runs, rounds)
+        print(
+            f"convolution {name}, {dtype}: {' against '.join(f'{t * 1e6:.0f}' for t in found)} us"
+        )
 
 
 def built(g: Any, formula: str, x: Any, w: Any) -> Any:

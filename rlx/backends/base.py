@@ -27,6 +27,7 @@ from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
+from rlx.specialize.compile_profile import CompileProfile
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
 from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
@@ -326,6 +327,11 @@ class Backend(ABC):
         if name != "host":
             raise OptionError("this device has no named targets", where=self.name, got=repr(name))
         return self
+
+    def for_profile(self, profile: CompileProfile) -> Backend:
+        """The same device compiling as a profile says. Devices that are not batch-invariant anyway
+        derive one that is where it asks for that."""
+        return self.for_target(profile.target)
 
     @property
     def target_key(self) -> str:

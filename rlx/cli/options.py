@@ -109,6 +109,15 @@ Quant = Annotated[
 ]
 
 
+BatchInvariant = Annotated[
+    bool,
+    _load(
+        "--batch-invariant",
+        help="On GPUs, the same bits alone, beside others and in chunks. CPUs give them anyway.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Loading:
     """How a model is loaded."""
@@ -155,6 +164,7 @@ class Running(Measuring):
             help="A LoRA adapter, to be selected with --adapter. May be repeated.",
         ),
     ] = None
+    batch_invariant: BatchInvariant = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlx.cli.options import DeviceName, Quant, Threads, model_names
+from rlx.cli.options import BatchInvariant, DeviceName, Quant, Threads, model_names
 from rlx.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def serve(
     device: DeviceName = "cpu",
     threads: Threads = None,
     quant: Quant = None,
+    batch_invariant: BatchInvariant = False,
 ) -> None:  # fmt: skip
     """Serve models over HTTP, with OpenAI's interface.
 
@@ -120,7 +121,7 @@ def serve(
 
     options = {"requests": requests, "waiting": waiting, "context": context, "kv": kv,
                "cache_tokens": cache_tokens, "device": device, "threads": threads,
-               "quant": quant}  # fmt: skip
+               "quant": quant, "batch_invariant": batch_invariant}  # fmt: skip
     named = models or ([] if config is not None else ["smollm2-135m"])
     specs = [ModelSpec.of(text, **options) for text in named]
     if adapters:

@@ -178,6 +178,7 @@ PROVIDERS = [
     "rlx.backends.cpu.layouts",
     "rlx.backends.cuda.round_rows",
     "rlx.backends.cuda.kernels.qgemm.lower_qgemm",
+    "rlx.backends.cuda.kernels.conv.conv_act",
 ]
 """Modules that register the ops of a device, imported for an unknown op; plugins add theirs."""
 _listeners: list[Callable[[type[Op]], None]] = []

@@ -16,6 +16,7 @@ from rlx.ir.binding import UpTo
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
+from rlx.models.batch.step_result import DeviceRows
 from rlx.models.builder import (
     HIDDEN,
     LOGITS,
@@ -26,15 +27,16 @@ from rlx.models.builder import (
     build_graph,
 )
 from rlx.models.bundle import BundlePlan, EntryPointSpec, ModelBundle
+from rlx.models.device_draws import Constrained, DeviceDraws, device_specs, finds, takes
 from rlx.models.engine_lock import EngineLock
+from rlx.models.generation import top_logprobs
 from rlx.models.model_file import ModelFile
-from rlx.models.model_runner import ModelRunner, share_states
+from rlx.models.model_runner import ModelRunner, compile_options, share_states
 from rlx.models.recurrent import CARRIED
 from rlx.models.rope_tables import LONG_ROPE
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
-from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
@@ -145,9 +147,10 @@ class DecoderRunner(ModelRunner):
         threads: int | None = None,
         chunk: int = CHUNK,
         bundle: ModelBundle | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """`bundle` has executables compiled elsewhere, for this context, KV cache and chunk."""
-        options = CompileOptions(threads=threads)
+        options = compile_options(threads, batch_invariant)
         super().__init__(
             model, device=device, options=options, packing=model.packing, bundle=bundle
         )
@@ -155,6 +158,7 @@ class DecoderRunner(ModelRunner):
         self.kv, self.chunk = kv, min(chunk, self.context)
         self.lock = EngineLock()
         self.tokens: list[int] = []  # those in the KV cache
+        self._ran: CompiledGraph  # what has the newest logits
         self._last_logits: Any = None  # an array, or the executables that hold them
         self.adapter: Adapter | None = None
         self._states: dict[str, Buffer] = {}
@@ -248,6 +252,8 @@ class DecoderRunner(ModelRunner):
         if speculate:
             verify = EntryPoint("verify", speculate + 1)
             specs[verify.name] = self._verify_spec(verify)
+        if self._draws is not None:
+            specs |= device_specs(self.model.config.vocab, 1)
         quant = None if self.model.quant is None else self.model.quant.name
         settings = {"context": self.context, "kv": self.kv, "chunk": self.chunk, "quant": quant}
         return BundlePlan("language", specs, settings)
@@ -337,6 +343,8 @@ class DecoderRunner(ModelRunner):
             drawn, after = self.decode_n(tokens[0], rng, settings, 1, ())
             return drawn[0], after
         entry_point = SAMPLE if penalties is None else penalties.entry_point
+        if penalties is not None and self._draws is not None and takes(penalties):
+            return self._drawn(tokens, rng, settings, penalties)
         graphs = self.executables(entry_point, begin=len(tokens) > 1)
         if len(tokens) == 1 and penalties is not None:
             found = graphs.run(tokens[0], self._past(), rng, settings, penalties)
@@ -358,6 +366,32 @@ class DecoderRunner(ModelRunner):
         graphs.begin_decode()
         return int(token[0]), after
 
+    @cached_property
+    def _draws(self) -> DeviceDraws | None:
+        """Draws with penalties and grammars, where logits stay on a device."""
+        if get_backend(self.device).allocator.is_host:
+            return None
+        return DeviceDraws(self.model.config.vocab, 1, self.compile)
+
+    def _drawn(
+        self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties
+    ) -> tuple[int, Any]:
+        """A step whose own draw does not count."""
+        _, after = self.step(tokens, rng, settings)
+        assert self._draws is not None
+        asked = [Constrained(penalties, rng, settings)]
+        return (self._draws.draw(self._device_logits(), [0], asked) or [0])[0], after
+
+    def _device_logits(self) -> DeviceRows:
+        """Those of the last run, where they are."""
+        return DeviceRows(self._ran.slot_buffer("logits"), 0, 1)
+
+    def logprobs(self, token: int, count: int) -> dict[int, float]:
+        """Log probabilities behind the last run: of the likeliest tokens, and of `token`."""
+        if self._draws is None or not finds(count):
+            return top_logprobs(self.last_logits.reshape(-1), token, count)
+        return self._draws.logprobs(self._device_logits(), [0], [token], [count])[0]
+
     def _prefill(
         self, entry_point: EntryPoint, graphs: DecoderExecutables, count: int
     ) -> tuple[CompiledGraph, int]:
@@ -378,6 +412,7 @@ class DecoderRunner(ModelRunner):
         until: Phase | None = None,
     ) -> tuple[Any, ...]:  # fmt: skip
         ids, sizes = np.array([tokens], np.int32), {"past_seq": self._past()}
+        self._ran = graph
         results: tuple[Any, ...] = graph.run(ids=ids, sizes=sizes, until=until, **given)
         self.tokens.extend(tokens)
         return results
@@ -394,6 +429,7 @@ class DecoderRunner(ModelRunner):
                 return [found], after
             count = min(count, self.before_switch())
         graphs = self.executables(SAMPLE)
+        self._ran = graphs.decode
         drawn, after = graphs.run_n(token, self._past(), rng, settings, count, ends)
         self.tokens.append(token)
         self.tokens += drawn[:-1]

@@ -68,16 +68,18 @@ class GenerationState:
         most = round(SECONDS_PER_CALL * steps / result.decode_seconds) if steps > 0 else 1
         return max(1, min(most, self.settings.max_tokens - len(result.tokens)))
 
-    def push(self, token: int, logits: Any = None) -> str:
-        """Add a token. Returns the text that can be shown now."""
+    def push(self, token: int, logits: Any = None, logprobs: dict[int, float] | None = None) -> str:
+        """Add a token, with its log probabilities or the logits for them where they are asked for.
+        Returns the text that can be shown now."""
         result = self.result
         self._count_time()
         if token in self.ends:
             result.end_token = token
             return self.end("stop")
         if self.settings.logprobs:
-            found = top_logprobs(logits.reshape(-1), token, self.settings.logprobs)
-            result.logprobs.append(found)
+            if logprobs is None:
+                logprobs = top_logprobs(logits.reshape(-1), token, self.settings.logprobs)
+            result.logprobs.append(logprobs)
         result.tokens.append(token)
         piece = self._stops.push(self._decoder.push(token))
         result.text += piece

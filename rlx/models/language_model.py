@@ -221,8 +221,9 @@ class LanguageModel(Unpicklable):
                     token, rng = runner.step(pending, rng, row, penalties)
                     drawn = [token]
                 # now, as others may overwrite them
-                logits = runner.last_logits if settings.logprobs else None
-                piece = state.push(drawn[0], logits)
+                count = settings.logprobs
+                scored = runner.logprobs(drawn[0], count) if count else None
+                piece = state.push(drawn[0], logprobs=scored)
             finally:
                 runner.lock.pause()
             if penalties is not None:

@@ -33,6 +33,7 @@ def load(
     dtype: str | None = None,
     quant: str | None = None,
     strassen: bool = False,
+    batch_invariant: bool = False,
     artifact: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
     adapters: Sequence[str | os.PathLike[str]] = (),
@@ -44,40 +45,39 @@ def load(
     any model in an ONNX file, with `device` and `threads`.
 
     `context` limits the tokens of a sequence: what the model was trained for, or 4096 if that is
-    less, unless given. `kv` is the element type of the KV cache. `quant`
-    ("int8", "Q8_0", "Q4_K_M", …) quantises float weights, `dtype` ("bf16", "f16") is what an
-    encoder's float weights are cast to. `strassen` lets an encoder multiply f32 matrices by
-    Strassen's algorithm: faster, but then a text's vector depends on those beside it. `artifact` is
-    a bundle that `rlx compile` made of this model: then nothing is compiled here. It is code.
-    `draft` is a smaller model of the same vocabulary, for speculative decoding. `adapters` are LoRA
-    adapters, chosen by name in each call, or with `merge` added to the weights. `warm` compiles
-    now; otherwise the first token does, or the first text of some length. `progress(stage, done,
-    total)` is called meanwhile: "download" and "unpack" (bytes), and whenever code is made,
-    "packing weights" (bytes) and "compiling kernels" (their number).
+    less, unless given. `kv` is the element type of the KV cache. `quant` ("int8", "Q4_K_M", …)
+    quantises float weights, `dtype` ("bf16", "f16") is what an encoder's are cast to. `strassen`
+    lets an encoder multiply f32 matrices by Strassen's algorithm: faster, but then a text's vector
+    depends on those beside it. With `batch_invariant` prompts have the same bits in any chunks on
+    GPUs too. `artifact` is a bundle that `rlx compile` made of this model: then nothing is compiled
+    here. It is code. `draft` is a smaller model of the same vocabulary, for speculative decoding.
+    `adapters` are LoRA adapters, chosen by name in each call, or with `merge` added to the weights.
+    `warm` compiles now; otherwise the first token does, or the first text of some length.
+    `progress(stage, done, total)` is called meanwhile: "download" and "unpack" (bytes), and
+    whenever code is made, "packing weights" (bytes) and "compiling kernels" (their number).
     """
     check_paths(adapters, artifact=artifact, draft=draft)
     check_progress(progress)
     Device.of(device)  # an unknown one is an error now, not with the first token
     path = resolve(path_or_name, progress=progress or silent)
     if is_onnx(path):
-        others = (context, kv != "f16", dtype, quant, strassen, artifact, draft, adapters, merge)
-        return _open_onnx(path, device, threads, others)
+        texts = (context, kv != "f16", dtype, quant, strassen, artifact, draft, adapters, merge)
+        return _open_onnx(path, device, threads, (*texts, batch_invariant))
     file = open_model(path)
     bundle = None if artifact is None else ModelBundle.open(Path(artifact))
     loaded: LanguageModel | EncoderModel
     if is_encoder(file):
         given = {"kv": None if kv == "f16" else kv, "draft": draft, "adapters": adapters}
-        _refuse({**given, "merge": merge}, "for language models only")
+        others = {"merge": merge, "batch_invariant": batch_invariant}
+        _refuse({**given, **others}, "for language models only")
         model = ModelFile.of(path, file)
         loaded = _encoder(model, device, context, threads, dtype, quant, strassen, bundle)
     else:
-        if merge and bundle is not None:
-            raise OptionError("an artifact has weights of its own", where="merge", got=merge)
         _refuse({"dtype": dtype, "strassen": strassen}, "for encoders only")
         smaller = None if draft is None else _draft(draft, device, context, threads, kv, progress)
         loaded = _language(
             path, file, device=device, context=context, threads=threads, kv=kv, quant=quant,
-            bundle=bundle, draft=smaller, adapters=adapters, merge=merge,
+            bundle=bundle, draft=smaller, adapters=adapters, merge=merge, invariant=batch_invariant,
         )  # fmt: skip
     loaded.runner.progress = progress
     if warm:
@@ -151,6 +151,7 @@ def _language(
     draft: LanguageModel | None,
     adapters: Sequence[str | os.PathLike[str]],
     merge: bool,
+    invariant: bool,
 ) -> LanguageModel:
     # late: an encoder starts without all of this
     from rlx.models.adapter_files import open_adapter
@@ -159,6 +160,8 @@ def _language(
 
     chunk = CHUNK
     if bundle is not None:
+        _refuse({"merge": merge}, "an artifact has weights of its own")
+        _refuse({"batch_invariant": invariant}, "an artifact has code of its own")
         bundle.require_kind("language")
         context, chunk = bundle.setting("context", context), bundle.setting("chunk", None)
         kv = bundle.setting("kv", None if kv == "f16" else kv)  # f16 is also what nobody asked for
@@ -168,8 +171,9 @@ def _language(
         model.merged = tuple(open_adapter(adapter, model) for adapter in adapters)
     KVCacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
     runner = DecoderRunner(
-        model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, bundle=bundle
-    )
+        model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, bundle=bundle,
+        batch_invariant=invariant,
+    )  # fmt: skip
     made = LanguageModel(model, runner, draft)
     for adapter in () if merge else adapters:
         made.load_adapter(adapter)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rlx.backends.buffer import Buffer
 from rlx.backends.registry import get_backend
+from rlx.errors import OptionError
 from rlx.ir.module import GraphModule
 from rlx.models.bundle import EntryPointSpec, ModelBundle, executable_name
 from rlx.models.model_file import ModelFile
@@ -26,6 +27,7 @@ from rlx.runtime.artifact import compiler_stamp
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
+from rlx.specialize.compile_profile import CompileProfile
 from rlx.specialize.options import CompilationMode, CompileOptions, ModelComponent
 from rlx.specialize.variant import make_key
 from rlx.support.progress import Progress, reporting
@@ -116,6 +118,16 @@ class _Task(threading.Thread):
         self.join()
         if self._error is not None:
             raise self._error
+
+
+def compile_options(threads: int | None, batch_invariant: bool) -> CompileOptions:
+    """How the executables of a language model are compiled."""
+    if not isinstance(batch_invariant, bool):
+        raise OptionError(
+            "neither True nor False", where="batch_invariant", got=repr(batch_invariant)[:40]
+        )
+    profile = CompileProfile(batch_invariant=batch_invariant)
+    return CompileOptions(threads=threads, profile=profile)
 
 
 class ModelRunner:

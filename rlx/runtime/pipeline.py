@@ -308,7 +308,7 @@ class ModelCompilePipeline(Unpicklable):
 
         def make() -> CompiledGraph:
             chosen = CompileOptions.of(options).for_component(component)
-            backend = self.session.device.backend.for_target(chosen.profile.target)
+            backend = self.session.device.backend.for_profile(chosen.profile)
             material = encode(artifact_material(component, content, chosen, backend))
             name = f"{component.aot_disk_base()}-{make_key('artifact', material)[:16]}"
             found = self._load(disk, name, material, backend, chosen) if disk else None

@@ -60,7 +60,7 @@ class Session:
                 chosen = replace(chosen, binding=bound)
         lir = graph.as_lir() if isinstance(graph, GraphModule) else None
         if lir is not None:
-            backend = self.device.backend.for_target(chosen.profile.target)
+            backend = self.device.backend.for_profile(chosen.profile)
             chosen = replace(chosen, binding=DimBinding(sizes)) if sizes else chosen
             return CompiledGraph(PlannedVariant(lir, backend, chosen), params)
         compiled = CompiledGraph(self.template(graph, chosen, donated), params)
@@ -76,7 +76,7 @@ class Session:
         if graph.sources("param") or graph.sources("state"):
             return self.compile(graph)
         options = CompileOptions()
-        backend = self.device.backend.for_target(options.profile.target)
+        backend = self.device.backend.for_profile(options.profile)
         return CompiledGraph(LazyTemplate(graph, backend, options))
 
     def template(

@@ -208,7 +208,7 @@ def make_template(
     source, phases = _lowered(graph, options)
     require_results(source)
     require_known(options.binding, _symbols_of(source), source.name)
-    backend = device.for_target(options.profile.target)
+    backend = device.for_profile(options.profile)
     debug(1, f"{source.name}: {len(source)} nodes for {backend.name}")
     result = run_pipeline(
         source,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _USES = {"chat": False, "completions": False, "embeddings": True, "rerank": True}
 _CHARACTERS = 64  # of a token, at most, on the average of a prompt
-_LANGUAGE = ("requests", "context", "cache_tokens", "kv", "quant", "device", "threads", "waiting")
+_LANGUAGE = ("requests", "context", "cache_tokens", "kv", "quant", "device", "threads", "waiting",
+             "batch_invariant")  # fmt: skip
 _ENCODER = ("context", "quant", "device", "threads", "dtype")
 
 

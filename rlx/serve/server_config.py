@@ -15,7 +15,7 @@ from rlx.support.records import dataclass
 from rlx.support.settings import setting
 
 _MODEL_OPTIONS = ("requests", "context", "cache_tokens", "kv", "quant", "device", "threads",
-                  "waiting", "dtype")  # fmt: skip
+                  "waiting", "dtype", "batch_invariant")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 fusion = "direct"            # or "fusable"
 precision = "f32"            # element type of activations: f32, f16, bf16
 target = "host"              # or a named CPU
+batch_invariant = true       # a row's bits do not depend on the others (CPUs: always)
 passes = ["simplify", …]     # default: all passes
 
 Kernel dispatch says for each op whether a native kernel or its decomposition (`common`) runs.
@@ -29,12 +30,14 @@ class CompileProfile:
     precision: str = "f32"
     target: str = "host"
     passes: tuple[str, ...] | None = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         _one_of("fusion", self.fusion, ("direct", "fusable"))
         _one_of("precision", self.precision, ("f32", "f16", "bf16"))
         if not isinstance(self.target, str) or not self.target:
             raise OptionError("not a target name", where="profile.target", got=repr(self.target))
+        _one_of("batch_invariant", self.batch_invariant, (True, False))
         if self.passes is not None:
             if isinstance(self.passes, str) or not all(isinstance(p, str) for p in self.passes):
                 raise OptionError("not a list of names", where="profile.passes", got=self.passes)
@@ -83,7 +86,10 @@ class CompileProfile:
         )  # fmt: skip
 
     def key_material(self) -> Mapping[str, object]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not self.batch_invariant:
+            del found["batch_invariant"]
+        return found
 
     @property
     def profile_key(self) -> str:
@@ -91,10 +97,11 @@ class CompileProfile:
         return make_key("profile", self)
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
+        expected = ", ".join(map(str, allowed))
         raise OptionError(
-            "unknown value", where=f"profile.{name}", got=repr(value), expected=", ".join(allowed)
+            "unknown value", where=f"profile.{name}", got=repr(value), expected=expected
         )
 
 

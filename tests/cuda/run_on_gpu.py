@@ -37,6 +37,8 @@ Check = Callable[[], None]
 
 def checks() -> dict[str, Check]:
     """All checks by name."""
+    import checks_of_bits  # noqa: F401  (adds checks)
+    import checks_of_sizes  # noqa: F401
     import checks_on_gpu
     from cases import cases
     from layer_checks import LAYERS

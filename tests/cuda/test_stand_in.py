@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+import checks_of_bits  # noqa: F401  (adds checks)
 import checks_on_gpu
 from cases import Case, cases
 from fake_driver import FakeDriver, installed, make_stand_in
@@ -70,10 +71,11 @@ def test_parity(case: Case) -> None:
 TINY = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "mamba2")  # the others run on GPUs alone
 LONG = ("engine llama", "engine gemma2", "engine gpt_oss", "engine qwen3 f16 cache")  # 30 s each
 LONG += ("a stop of mamba2", "a stop of qwen3_next")
+WIDE = [n for n in checks_on_gpu.CHECKS if n.startswith("same bits") and "tiny" not in n]  # on GPUs
 SIMULATED = [
     pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name
     for name in checks_on_gpu.CHECKS
-    if name != "figures" and (not name.startswith("tiny") or name.split()[-1] in TINY)
+    if name not in ("figures", *WIDE) and (not name.startswith("tiny") or name.split()[-1] in TINY)
 ]
 
 

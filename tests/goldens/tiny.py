@@ -424,7 +424,7 @@ def write_config(name: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-_DTYPES = {"float32": "F32", "uint8": "U8"}
+_DTYPES = {"float32": "F32", "uint8": "U8", "bfloat16": "BF16", "float16": "F16"}
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
+from rlx.specialize.compile_profile import CompileProfile
 from rlx.specialize.options import CompileOptions
 from rlx.support.settings import setting
 
@@ -38,9 +40,24 @@ class CudaBackend(Backend):
     name = "cuda"
     long_chunk = 4096
 
+    batch_invariant = False
+
     def __init__(self, gpu: Gpu, kernels: KernelLoader | None = None) -> None:
         self.gpu, self.memory = gpu, CudaAllocator(gpu)
         self.kernels = kernels or KernelLoader(gpu)
+
+    def for_profile(self, profile: CompileProfile) -> Backend:
+        made = self.for_target(profile.target)
+        return self._invariant if made is self and profile.batch_invariant else made
+
+    @cached_property
+    def _invariant(self) -> CudaBackend:
+        """The same device, whose programs are batch-invariant."""
+        made = copy(self)
+        for name in ("compiler", "_invariant"):
+            made.__dict__.pop(name, None)
+        made.batch_invariant = True
+        return made
 
     @property
     def allocator(self) -> CudaAllocator:
@@ -50,7 +67,8 @@ class CudaBackend(Backend):
     def compiler(self) -> Compiler:
         from rlx.backends.cuda.compiler import Compiler  # artifacts load without it
 
-        return Compiler(self.kernels.target.cpu, self.gpu.multiprocessors)
+        cpu, count = self.kernels.target.cpu, self.gpu.multiprocessors
+        return Compiler(cpu, count, self.batch_invariant)
 
     def has_native(self, node: Node) -> bool:
         return self.compiler.has_native(node)
@@ -97,6 +115,7 @@ class CudaBackend(Backend):
     @property
     def target_key(self) -> str:
         form = f"{setting('RLX_PERSISTENT')} of {self.gpu.multiprocessors}"
+        form += "; batch-invariant" if self.batch_invariant else ""
         return f"{self.kernels.target.key};{version_text()};persistent {form}"
 
     @property

@@ -6,10 +6,12 @@ Artifacts load without it: importing all families of kernels takes longer than l
 from __future__ import annotations
 
 from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (the table)
+from rlx.backends.cuda.batch_invariance import asking
 from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
 from rlx.backends.cuda.kernels.control import lower_control  # noqa: F401
+from rlx.backends.cuda.kernels.conv import lower_conv  # noqa: F401
 from rlx.backends.cuda.kernels.experts import lower_experts  # noqa: F401
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
@@ -35,8 +37,9 @@ from rlx.passes.views import insert_contiguous
 class Compiler:
     """For GPUs of one name, such as sm_90a, with so many multiprocessors."""
 
-    def __init__(self, cpu: str, multiprocessors: int) -> None:
+    def __init__(self, cpu: str, multiprocessors: int, batch_invariant: bool = False) -> None:
         self.cpu, self.multiprocessors = cpu, multiprocessors
+        self.batch_invariant = batch_invariant
 
     def has_native(self, node: Node) -> bool:
         if blocks_at_once(node) > self.multiprocessors:
@@ -47,19 +50,22 @@ class Compiler:
         return runs_on_host(node)
 
     def rewrite_template(self, graph: Graph) -> Graph:
-        return lay_out_weights(lay_out_packed(graph))
+        return fuse_activations(lay_out_weights(lay_out_packed(graph)))
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        graph = fuse_rows(graph)
-        if self.cpu == HOPPER:
-            graph = expand_attention(graph)
-            graph = round_rows(graph)
-        layouts = Layouts.of(graph)
-        return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
+        with asking(self.batch_invariant):
+            graph = fuse_rows(graph)
+            if self.cpu == HOPPER:
+                graph = expand_attention(graph)
+                graph = round_rows(graph)
+            layouts = Layouts.of(graph)
+            return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
 
     def scratch(self, node: Node) -> int:
-        return TABLE.scratch(node)
+        with asking(self.batch_invariant):
+            return TABLE.scratch(node)
 
     def program(self, lir: Lir) -> LoweredProgram:
         require_scratch(lir, self.scratch)
-        return LoweredProgram(lir, self.cpu, self.multiprocessors)
+        with asking(self.batch_invariant):
+            return LoweredProgram(lir, self.cpu, self.multiprocessors)

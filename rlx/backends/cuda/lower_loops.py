@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.lowering import TABLE, Context, KernelLaunch, lowers
 from rlx.backends.cuda.nest_kernel import NestKernel
@@ -162,7 +163,9 @@ def launch_for(
     items = [*nest.rows, *(() if nest.reduces else nest.spaces[0])]
     count = prod(ctx.upper(scheduled.dim(size)) for size in items)
     args = [_arg(node, source, offsets, operands) for source in scheduled.args]
-    kernel = _kernel(scheduled, nest.reduces and count <= _FEW and _is_long(scheduled, ctx))
+    # the order of a sum depends on it
+    few = node.op.name not in _GRAPHS if is_asked() else count <= _FEW
+    kernel = _kernel(scheduled, nest.reduces and few and _is_long(scheduled, ctx))
     return KernelLaunch(kernel, args, count * kernel.threads_per_item)
 
 

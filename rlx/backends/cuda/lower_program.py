@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.backends.bounds_checks import bounds_checks_of
 from rlx.backends.cuda.kernels.control.loop_kernels import LoopHeader
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.persistent.plan import persist
 from rlx.backends.cuda.launches import (
     ArgAddress,
@@ -47,7 +48,7 @@ class LoweredProgram(Program):
 
     def __init__(self, lir: Lir, cpu: str, multiprocessors: int) -> None:
         super().__init__()
-        wish = setting("RLX_PERSISTENT")
+        wish = "0" if is_asked() else setting("RLX_PERSISTENT")
         found, self.unsuited = persist(lower_graph(lir, cpu), lir, cpu, multiprocessors, wish)
         if self.unsuited and wish != "0":
             debug(1, f"decode is no persistent kernel: {self.unsuited}")
@@ -66,7 +67,10 @@ class LoweredProgram(Program):
         self._node_numbers: dict[Node, int] = {}
         self.starts = [0, *accumulate(len(launch.args) for launch in self.launches)]
         self._start_of = {id(x): at for x, at in zip(self.launches, self.starts, strict=False)}
+        self._counters = self._used = 0  # words behind all args, which launches use in turn
+        first = sum(len(launch.args) for launch in self.launches)
         for launch in self.launches:
+            self._used = 0
             for arg in launch.args:
                 base, addend = self._resolved(arg, self.starts[-1])
                 bases.append(base)
@@ -94,10 +98,12 @@ class LoweredProgram(Program):
     # -- args -----------------------------------------------------------------------------------
 
     def _resolved(self, arg: KernelArg, first: int) -> tuple[Base, Dim]:
-        """Base and addend of an arg; counters lie from arg `first` on."""
+        """Base and addend of an arg; counters lie from arg `first` on: they are 0 again when a
+        kernel ends, and the next one waits for that."""
         if isinstance(arg, Counters):
-            self._counters += arg.count
-            return TABLE, 8 * (first + self._counters - arg.count)
+            self._used += arg.count
+            self._counters = max(self._counters, self._used)
+            return TABLE, 8 * (first + self._used - arg.count)
         if isinstance(arg, Lasting):
             self._lasting += 1
             return ("lasting", (self._lasting, arg.count, arg.blocks)), 0

@@ -4,6 +4,9 @@ once.
 Tensor cores multiply 16-bit numbers. A norm, a gate or attention whose result is read by products
 of such weights alone rounds it itself; sums stay in f32, and so does the residual stream, which the
 product in front of a norm adds up. What a graph is given is never rounded.
+of bf16 weights alone rounds it itself; sums stay in f32, and so does the residual stream, which the
+product in front of a norm adds up. What a graph is given is never rounded. Few rows are not
+rounded, unless their results must not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.problem import is_product
 from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import bf16, f32
@@ -128,7 +132,7 @@ class _Rounding:
         rows = upper_bound(prod(x.shape.dims[:-1], start=1), self.graph.live)
         if x is not value or any(v is value for v in node.inputs[1:]):
             return False
-        if w.dtype is not bf16 or rows <= _EXACT_ROWS:
+        if w.dtype is not bf16 or (rows <= _EXACT_ROWS and not is_asked()):
             return False
         assert isinstance(k, int) and isinstance(n, int)
         if k % 8 or n % 8 or not all(v.dtype in (bf16, f32) for v in node.inputs):

@@ -17,9 +17,8 @@ from rlx.models.batch.scheduler import ScheduledTokens
 from rlx.models.batch.step_result import DeviceRows, QueuedRun, StepResult, on_host
 from rlx.models.batch.token_sampler import TokenSampler
 from rlx.models.bundle import ModelBundle
-from rlx.models.model_runner import ModelRunner, share_states
+from rlx.models.model_runner import ModelRunner, compile_options, share_states
 from rlx.runtime.compiled import CompiledGraph
-from rlx.specialize.options import CompileOptions
 from rlx.support.progress import Progress
 
 
@@ -28,11 +27,11 @@ class BatchRunner(ModelRunner):
 
     def __init__(
         self, pool: KVPool, device: str, threads: int | None, bundle: ModelBundle | None,
-        progress: Progress | None = None,
+        progress: Progress | None = None, batch_invariant: bool = False,
     ) -> None:  # fmt: skip
         """`bundle` has executables compiled elsewhere, for this pool."""
         super().__init__(
-            pool.model, device=device, options=CompileOptions(threads=threads),
+            pool.model, device=device, options=compile_options(threads, batch_invariant),
             packing=pool.model.packing, bundle=bundle,
         )  # fmt: skip
         self.pool, self.config = pool, pool.model.config

@@ -70,6 +70,7 @@ class Engine(Unpicklable):
         threads: int | None = None,
         waiting: int = 1024,
         token_seconds: float = SECONDS,
+        batch_invariant: bool = False,
         artifact: str | os.PathLike[str] | None = None,
         adapters: Sequence[str | os.PathLike[str]] = (),
         progress: Progress | None = None,
@@ -79,12 +80,17 @@ class Engine(Unpicklable):
         `quant` and `artifact` are those of `rlx.load`; the artifact is made for a number of
         requests. Each request may name one of the `adapters`; tokens of all run together. Prompts
         are prefilled in chunks so that others get a token every `token_seconds`, if they can.
+        `batch_invariant` makes GPUs give each request the bits that it has alone, as CPUs do.
         `progress` is that of `rlx.load`."""
         require_count("waiting", waiting)
         require_seconds("token_seconds", token_seconds)
         check_paths(adapters, artifact=artifact)
         check_progress(progress)
         bundle = None if artifact is None else ModelBundle.open(Path(artifact))
+        if bundle is not None and batch_invariant:
+            raise OptionError(
+                "an artifact has code of its own", where="batch_invariant", got=batch_invariant
+            )
         asked: dict[str, Any] = {"requests": requests, "context": context}
         asked |= {"cache_tokens": cache_tokens, "kv": kv}
         if bundle is not None:
@@ -98,7 +104,7 @@ class Engine(Unpicklable):
         on_device = get_backend(device).allocator.free_bytes()
         memory = (free_memory() if on_device is None else on_device) // 2
         pool = KVPool.of(file, **asked, memory=memory, device=device)
-        self.runner = BatchRunner(pool, device, threads, bundle, progress)
+        self.runner = BatchRunner(pool, device, threads, bundle, progress, batch_invariant)
         self.tokenizer, self.sampling = file.tokenizer(), recommended_sampling(file)
         is_recurrent = file.config.recurrent is not None  # then a prefix has a state beside pages
         self.pages = PageAllocator(pool.slots // PAGE, PAGE, share=not is_recurrent)
@@ -353,12 +359,14 @@ class Engine(Unpicklable):
             except Exception as error:  # of this request alone
                 errors[part.request] = error
             at = end
-        for (part, at), drawn in zip(
-            drawing, self.runner.sampler.draw(drawing, result), strict=True
-        ):
+        sampler = self.runner.sampler
+        tokens = sampler.draw(drawing, result)
+        scored = sampler.logprobs(drawing, tokens, rows)
+        for (part, at), drawn in zip(drawing, tokens, strict=True):
             try:
                 own = rows[at : at + 1 + len(part.draft)]
-                accepted[part.request] = self._receive(part, own, drawn)
+                known = scored.get(part.request)
+                accepted[part.request] = self._receive(part, own, drawn, known)
             except Exception as error:
                 errors[part.request] = error
         with self._wake:
@@ -385,7 +393,10 @@ class Engine(Unpicklable):
             request.end("length")
         return part.completes and not request.finished
 
-    def _receive(self, part: ScheduledTokens, rows: Any, drawn: Sequence[int] | None) -> int:
+    def _receive(
+        self, part: ScheduledTokens, rows: Any, drawn: Sequence[int] | None,
+        scored: Sequence[dict[int, float]] | None,
+    ) -> int:  # fmt: skip
         """Add the next token of a request, and more while they are those of its draft, each drawn
         from the logits it would have without one. Returns how many draft tokens were right."""
         request = part.request
@@ -396,7 +407,10 @@ class Engine(Unpicklable):
             else:
                 token = drawn[number]
                 request.rng[1] += 1
-            request.receive(token, on_host(row)[0] if request.settings.logprobs else None)
+            if scored is not None:
+                request.receive(token, None, scored[number])
+            else:
+                request.receive(token, on_host(row)[0] if request.settings.logprobs else None)
             if request.finished or token != expected:
                 break
         return number

@@ -17,6 +17,7 @@ from rlx.models.batch.paged_builder import PAGE, PagedDecoderBuilder
 from rlx.models.builder import SAMPLES, BuiltGraph, EntryPoint, Tensor, define_graph, sample
 from rlx.models.bundle import EntryPointSpec
 from rlx.models.config import KVCacheType
+from rlx.models.device_draws import device_specs
 from rlx.models.model_file import ModelFile
 from rlx.specialize.variant import ModelVariant
 from rlx.support.records import dataclass
@@ -161,7 +162,9 @@ class KVPool:
         """All that is compiled, by the name of the entry point."""
         samplers = dict(sampler_spec(self.model.config.vocab, e) for e in SAMPLES)
         name, spec = self.rows_sampler
-        rows = {} if self.draws else {name: spec}
+        rows = {name: spec}
+        if self.draws:
+            rows = device_specs(self.model.config.vocab, self.picked)
         return {self.entry_point: self.spec, **rows, **samplers}
 
     @property

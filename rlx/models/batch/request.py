@@ -95,11 +95,14 @@ class Request:
         left = self.settings.max_tokens - len(self.result.tokens)
         return min(left, self.most - len(self.tokens)) >= tokens
 
-    def receive(self, token: int, logits: Any) -> None:
-        """Add a token that was drawn from `logits`."""
-        self._state.push(token, logits)
-        if self.scores is not None and self.settings.logprobs and self.result.end_token >= 0:
-            self.result.logprobs.append(top_logprobs(logits, token, self.settings.logprobs))
+    def receive(self, token: int, logits: Any, logprobs: dict[int, float] | None = None) -> None:
+        """Add a token that was drawn from `logits`, or whose log probabilities are known."""
+        count = self.settings.logprobs
+        if count and logprobs is None:
+            logprobs = top_logprobs(logits, token, count)
+        self._state.push(token, logprobs=logprobs)
+        if self.scores is not None and logprobs is not None and self.result.end_token >= 0:
+            self.result.logprobs.append(logprobs)
         self.tokens.append(token)
         if self._state.ended:
             return

@@ -3,6 +3,7 @@
 All rows are drawn in one native call, each with its own settings and random numbers, so a token is
 the one of the request alone. Penalties change few logits of a row: they are applied in place, and
 taken back. Only a draw that depends on the one before it in the same run has a call of its own.
+Devices draw in the run itself, and constrained rows in one behind it (`device_draws.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 from rlx.models.batch.kv_pool import KVPool, sampler_spec
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
-from rlx.models.batch.step_result import StepResult, as_argument
+from rlx.models.batch.step_result import DeviceRows, StepResult, as_argument
 from rlx.models.builder import SAMPLE, EntryPoint
 from rlx.models.bundle import EntryPointSpec
+from rlx.models.device_draws import Constrained, DeviceDraws, finds
 from rlx.models.sampling import Penalties
 from rlx.runtime.compiled import CompiledGraph
 
@@ -35,12 +37,17 @@ class TokenSampler:
         self._graphs: dict[str, CompiledGraph] = {}
         self._lock = threading.Lock()
         self._rows: CompiledGraph | None = None
-        if not pool.draws:  # a device draws in the run itself
+        self._device: DeviceDraws | None = None
+        if pool.draws:
+            self._device = DeviceDraws(self._vocab, pool.picked, compile_entry_point)
+        else:
             self._rows = compile_entry_point(*pool.rows_sampler)["rows"]
 
     def prepare(self, request: Request) -> None:
         """Compile what a request needs, in the thread of its caller: nobody else waits for it."""
-        if not self._is_joined(request):
+        if self._device is not None:
+            self._device.prepare(self._is_constrained(request), request.settings.logprobs)
+        if not self._is_joined(request) and not self._is_constrained(request):
             penalties = request.penalties
             self._graph(SAMPLE if penalties is None else penalties.entry_point)
 
@@ -54,6 +61,11 @@ class TokenSampler:
         return penalties is None or not (
             penalties.entry_point.grammar or request.settings.speculate
         )
+
+    def _is_constrained(self, request: Request) -> bool:
+        """Whether a device draws its rows with those of others, behind the run."""
+        penalties, drafts = request.penalties, request.settings.speculate
+        return self._device is not None and penalties is not None and not drafts
 
     def is_plain(self, request: Request) -> bool:
         """Whether the device draws the tokens of a request, and nothing else of a run is read."""
@@ -88,10 +100,11 @@ class TokenSampler:
         logits, tokens_there = result.logits, result.tokens
         if tokens_there is not None:
             pairs = zip(drawing, joined, strict=True)
-            return [
+            found = [
                 list(tokens_there[at : at + 1 + len(part.draft)]) if is_joined else None
                 for (part, at), is_joined in pairs
             ]
+            return self._constrained(drawing, logits, found)
         if self._rows is None or not any(joined):
             return [None] * len(parts)
         places = [at + i for part, at in drawing for i in range(1 + len(part.draft))]
@@ -113,6 +126,44 @@ class TokenSampler:
         tokens = iter(drawn.tolist())
         found = [[next(tokens) for _ in range(1 + len(part.draft))] for part in parts]
         return [own if is_joined else None for own, is_joined in zip(found, joined, strict=True)]
+
+    def _constrained(
+        self, drawing: Sequence[tuple[ScheduledTokens, int]], logits: Any,
+        found: list[list[int] | None],
+    ) -> list[list[int] | None]:  # fmt: skip
+        """Tokens of constrained requests too, where logits are still on the device."""
+        if self._device is None or not isinstance(logits, DeviceRows):
+            return found
+        own = [i for i, (part, _) in enumerate(drawing) if self._is_constrained(part.request)]
+        if not own:
+            return found
+        requests = [drawing[i][0].request for i in own]
+        asked = [Constrained(r.penalties, r.rng, r.sampling) for r in requests if r.penalties]
+        tokens = self._device.draw(logits, [drawing[i][1] for i in own], asked)
+        for i, token in zip(own, tokens or (), strict=bool(tokens)):
+            found[i] = [token]
+        return found
+
+    def logprobs(
+        self, drawing: Sequence[tuple[ScheduledTokens, int]], tokens: Sequence[list[int] | None],
+        logits: Any,
+    ) -> dict[Request, list[dict[int, float]]]:  # fmt: skip
+        """Log probabilities of drawn tokens, of requests for which a device finds them."""
+        found: dict[Request, list[dict[int, float]]] = {}
+        device, rows, drawn, counts = self._device, list[int](), list[int](), list[int]()
+        if device is None or not isinstance(logits, DeviceRows):
+            return found
+        asked = [
+            (part.request, at, own)
+            for (part, at), own in zip(drawing, tokens, strict=True)
+            if own is not None and finds(part.request.settings.logprobs)
+        ]
+        for request, at, own in asked:
+            rows += range(at, at + len(own))
+            drawn += own
+            counts += [request.settings.logprobs] * len(own)
+        made = iter(device.logprobs(logits, rows, drawn, counts) if rows else ())
+        return {request: [next(made) for _ in own] for request, _, own in asked}
 
     def draw_one(self, request: Request, logits: Any) -> int:
         """The next token of a request, drawn from its logits [1, vocab]. Advances its RNG."""

@@ -35,6 +35,7 @@ class FlashAttention(BlockKernel):
 
     form: AttentionForm
     groups: int = 1  # of warps that share the keys
+    fixed: bool = False  # tiles of keys begin at multiples of their size, for any query
 
     @property
     def label(self) -> str:
@@ -81,15 +82,24 @@ class FlashEmitter(AttentionTile):
         f.if_(self.has_work, self._emit_tile)
 
     def _emit_tile(self) -> None:
-        f, form = self.f, self.form
         low, high = self.range()
+        if self.kernel.fixed:
+            low = low - (low & (KEYS - 1))
+        state = self.sum_keys(low, high)
+        if self.kernel.groups == 1:
+            self._finish(state)
+        else:
+            self._merge_groups(state)
+
+    def sum_keys(self, low: Value, high: Value) -> list[Value]:
+        """The running softmax of the keys from `low` to `high`, with the sums of values."""
+        f = self.f
         step = KEYS * self.kernel.groups
         count = f.ceil_div(high - low, step)
         low = low + self.group * KEYS
         self._copy_tile(low, high, f.i32(0))
         f.commit_copies()
         query = self._query()
-        start = [*self.begin().values, *[f.const(0.0, f32)] * (form.dim // 2)]
 
         def body(i: Value, *state: Value) -> list[Value]:
             key = low + i * step
@@ -101,12 +111,13 @@ class FlashEmitter(AttentionTile):
             f.barrier()
             return new
 
-        state = f.loop(f.i32(0), count, 1, start, body)
+        state = f.loop(f.i32(0), count, 1, self.start(), body)
         f.wait_copies(0)
-        if self.kernel.groups == 1:
-            self._finish(list(state))
-        else:
-            self._merge_groups(list(state))
+        return list(state)
+
+    def start(self) -> list[Value]:
+        """The softmax of no keys."""
+        return [*self.begin().values, *[self.f.const(0.0, f32)] * (self.form.dim // 2)]
 
     def _merge_groups(self, state: list[Value]) -> None:
         """The first group merges what the second has found, and stores the result."""

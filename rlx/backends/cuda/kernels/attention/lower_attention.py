@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.attention.attention_problem import (
     Attend,
     AttentionForm,
@@ -11,6 +12,7 @@ from rlx.backends.cuda.kernels.attention.attention_problem import (
     suits,
 )
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
+from rlx.backends.cuda.kernels.attention.f32_attention import F32_DIMS, F32Attention
 from rlx.backends.cuda.kernels.attention.flash_attention import KEYS, QUERIES, FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import ROWS, GroupAttention
 from rlx.backends.cuda.kernels.attention.key_rows import key_rows
@@ -41,7 +43,7 @@ MOST_SHARED = 160 << 10  # bytes of shared memory of a block, on the GPUs that w
 
 def _splits(items: int, keys: int) -> int:
     """Into how many parts the keys of `items` queries of key heads are divided."""
-    return max(1, min(-(-_BLOCKS // items), keys // _KEYS, 64))
+    return 1 if is_asked() else max(1, min(-(-_BLOCKS // items), keys // _KEYS, 64))
 
 
 def _lengths(node: Node) -> tuple[Dim, Dim, Dim]:
@@ -57,23 +59,36 @@ def _by_tensor_cores(node: Node) -> bool:
     op: Any = node.op
     q, k = (v.dtype for v in node.inputs[:2])
     rows = _lengths(node)[1]
-    if op.kv_scheme is not None:  # few queries are multiplied as exactly as they can be
+    if is_asked():
+        kinds = ("f32", "f16" if op.kv_scheme is not None else k.name)
+        suited = (k.bytes == 2 or op.kv_scheme is not None) and q.name in kinds
+    elif op.kv_scheme is not None:  # few queries are multiplied as exactly as they can be
         suited = upper_bound(rows, node.graph.live) > _EXACT_ROWS and q.name in ("f32", "f16")
     else:
         suited = rows != 1 and k.bytes == 2 and q.name in ("f32", k.name)
     return suited and op.head_dim % 16 == 0
 
 
+def _by_f32_tiles(node: Node) -> bool:
+    """Whether there are many queries of keys in f32, with few numbers to a head."""
+    op: Any = node.op
+    rows = upper_bound(_lengths(node)[1], node.graph.live)
+    types = all(v.dtype.name == "f32" for v in (*node.inputs[:3], node.output))
+    return types and op.head_dim in F32_DIMS and rows >= _MANY_ROWS and not is_asked()
+
+
 def expand_attention(graph: Graph) -> Graph:
     """Many queries of keys in f32 as two products of f32 and a softmax, as far as the scores fit:
     one query after the other would read all keys."""
-    if not any(_is_expanded(node) for node in graph.nodes):
+    if is_asked() or not any(_is_expanded(node) for node in graph.nodes):
         return graph
     return legalize(graph, lambda node: not _is_expanded(node))
 
 
 def _is_expanded(node: Node) -> bool:
     if node.op.name != "attention" or any(v.dtype.name != "f32" for v in node.inputs[:3]):
+        return False
+    if _by_f32_tiles(node):
         return False
     op: Any = node.op
     batch, rows, keys = (upper_bound(d, node.graph.live) for d in _lengths(node))
@@ -85,7 +100,7 @@ def _is_expanded(node: Node) -> bool:
 
 def _scratch(node: Node) -> int:
     op: Any = node.op
-    if _by_tensor_cores(node):
+    if _by_tensor_cores(node) or _by_f32_tiles(node):
         return 0
     batch, rows, keys = (upper_bound(d, node.graph.live) for d in _lengths(node))
     splits = _splits(max(batch * rows * op.num_kv_heads, 1), keys)
@@ -102,8 +117,12 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     assert attend is not None  # operands that lie otherwise were copied
     if 0 in node.output.shape.dims:
         return []
+    if _by_f32_tiles(node):
+        return [_f32_tiles(attend, ctx)]
     if not _by_tensor_cores(node):
         return [_decode(attend, ctx)]
+    if is_asked():
+        return [_flash(attend, ctx)]
     return [_by_groups(attend, ctx) or _flash(attend, ctx)]
 
 
@@ -145,9 +164,18 @@ def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
     args = [*attend.pointers, heads, *_sizes(attend)]
     blocks = ctx.upper(heads) * tiles
     kernel = FlashAttention(attend.form, 2)
-    if blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > MOST_SHARED:
+    if is_asked():
+        kernel = FlashAttention(attend.form, fixed=True)
+    elif blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > MOST_SHARED:
         kernel = FlashAttention(attend.form)
     return KernelLaunch(kernel, args, blocks=blocks)
+
+
+def _f32_tiles(attend: Attend, ctx: Context) -> KernelLaunch:
+    heads = attend.batch * attend.form.heads
+    tiles = -(-ctx.upper(attend.rows) // QUERIES)
+    args = [*attend.pointers, heads, *_sizes(attend)]
+    return KernelLaunch(F32Attention(attend.form), args, blocks=ctx.upper(heads) * tiles)
 
 
 def _sizes(attend: Attend) -> list[KernelArg]:

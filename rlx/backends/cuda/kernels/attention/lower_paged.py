@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
+from rlx.backends.cuda.kernels.attention.fixed_attention import FixedPagedFlash, fixed_flash
 from rlx.backends.cuda.kernels.attention.flash_attention import KEYS
 from rlx.backends.cuda.kernels.attention.lower_attention import MOST_SHARED
 from rlx.backends.cuda.kernels.attention.paged_attention import (
@@ -59,8 +61,13 @@ def _form(node: Node) -> AttentionForm:
 def _runs(node: Node, form: AttentionForm) -> bool:
     """Whether runs of tokens have tiles of their own."""
     tokens = upper_bound(node.inputs[0].shape.dims[1], node.graph.live)
+    return _by_tiles(form) and tokens > _FEW and tile_tokens(form) > 1
+
+
+def _by_tiles(form: AttentionForm) -> bool:
+    """Whether tensor cores take its keys."""
     suited = form.kv.bytes == 2 and form.q.name in ("f32", form.kv.name) and form.dim % 16 == 0
-    return suited and tokens > _FEW and tile_tokens(form) > 1
+    return suited and tile_tokens(form) > 0
 
 
 def _decode(node: Node) -> PagedDecode:
@@ -74,6 +81,11 @@ def _decode(node: Node) -> PagedDecode:
 
 
 def _scratch(node: Node) -> int:
+    if is_asked():
+        fixed, tokens = _fixed_kernel(node), node.inputs[0].shape.dims[1]
+        if isinstance(fixed, PagedDecode):
+            return 0
+        return fixed.partial_bytes(upper_bound(tokens, node.graph.live))
     kernel = _decode(node)
     form = kernel.form
     return 4 * kernel.blocks * form.group * (form.dim + 2) if kernel.most > 1 else 0
@@ -83,32 +95,52 @@ def _scratch(node: Node) -> int:
 def lower_paged(node: Node, ctx: Context) -> list[KernelLaunch]:
     if 0 in node.output.shape.dims:
         return []
+    if is_asked():
+        return [_fixed(node, ctx)]
     decode = _decode(node)
-    args, form = _args(node, decode), decode.form
+    args, form = _args(node, decode.page, decode.most > 1, decode.blocks), decode.form
     made = [KernelLaunch(decode, args, blocks=decode.blocks)]
     if decode.runs:
         tiles = -(-ctx.upper(node.inputs[0].shape.dims[1]) // tile_tokens(form))
-        flash = PagedFlash(form, 2, decode.page)
+        flash = PagedFlash(form, 2, page=decode.page)
         if (
             flash.shared > MOST_SHARED
             or ctx.upper(node.inputs[3].shape.dims[1]) * decode.page <= KEYS
         ):
-            flash = PagedFlash(form, 1, decode.page)
+            flash = PagedFlash(form, 1, page=decode.page)
         made.insert(0, KernelLaunch(flash, args, blocks=tiles * form.kv_heads))
     return made
 
 
-def _args(node: Node, kernel: PagedDecode) -> list[KernelArg]:
+def _fixed_kernel(node: Node) -> FixedPagedFlash | PagedDecode:
+    """A kernel that adds up in the same order for any tokens."""
+    form, page, live = _form(node), _op(node).page, node.graph.live
+    tokens = upper_bound(node.inputs[0].shape.dims[1], live)
+    most = upper_bound(node.inputs[3].shape.dims[1] * page, live)
+    if _by_tiles(form):
+        return fixed_flash(form, page, max(tokens, 1), most, tile_tokens(form))
+    blocks = min(max(tokens * form.kv_heads, 1), _MOST_BLOCKS)
+    return PagedDecode(form, page, blocks, 1, runs=False)
+
+
+def _fixed(node: Node, ctx: Context) -> KernelLaunch:
+    kernel, tokens = _fixed_kernel(node), ctx.upper(node.inputs[0].shape.dims[1])
+    if isinstance(kernel, PagedDecode):
+        return KernelLaunch(kernel, _args(node, kernel.page, False, 0), blocks=kernel.blocks)
+    counters = tokens * kernel.form.kv_heads
+    args = _args(node, kernel.page, kernel.pieces > 1, counters)
+    return KernelLaunch(kernel, args, blocks=kernel.blocks(tokens))
+
+
+def _args(node: Node, page: int, is_divided: bool, counters: int) -> list[KernelArg]:
     q, k, v, table, rows, positions, *sinks = node.inputs
     op = _op(node)
     slots, width = k.shape.dims[2], op.row_width()
-    shared: list[KernelArg] = [0, 0]
-    if kernel.most > 1:
-        shared = [Scratch(node), Counters(kernel.blocks)]
+    shared: list[KernelArg] = [Scratch(node), Counters(counters)] if is_divided else [0, 0]
     tokens = op.num_heads * op.head_dim
     return [
         Pointer(q), Pointer(k), Pointer(v), Pointer(node.output),
         Pointer(sinks[0]) if sinks else 0, Pointer(table), Pointer(rows), Pointer(positions),
         *shared, Status(), NodeNumber(node), q.shape.dims[1], *table.shape.dims,
-        slots // op.page, tokens, tokens, *(slots * width, width) * 2,
+        slots // page, tokens, tokens, *(slots * width, width) * 2,
     ]  # fmt: skip

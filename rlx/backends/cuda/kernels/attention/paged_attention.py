@@ -83,10 +83,10 @@ class PagedFlash(FlashAttention):
         return "paged(flash)"
 
     def emit(self, m: KernelModule) -> None:
-        _FlashEmitter(m.begin_block(self.threads, self.shared), self).emit()
+        PagedFlashEmitter(m.begin_block(self.threads, self.shared), self).emit()
 
 
-class _Pages:
+class Pages:
     """Where tokens and their keys are."""
 
     def __init__(self, f: BlockFunction, form: AttentionForm, page: int) -> None:
@@ -137,9 +137,9 @@ class _Pages:
         )
         return k, v
 
-    def run_of(self, first: Value) -> tuple[Value, Value]:
+    def run_of(self, first: Value, size: int = 0) -> tuple[Value, Value]:
         """Whether the tile from token `first` on is a run, and how many tokens it has."""
-        f, size = self.f, tile_tokens(self.form)
+        f, size = self.f, size or tile_tokens(self.form)
         row, position = (self.number(of, first) for of in (self.rows, self.positions))
         others = f.i32(0)
         for i in range(0, size, WARP):
@@ -160,7 +160,7 @@ class _DecodeEmitter(QueryEmitter):
 
     def emit(self) -> None:
         f, kernel, form = self.f, self.kernel, self.form
-        self.pages = pages = _Pages(f, form, kernel.page)
+        self.pages = pages = Pages(f, form, kernel.page)
         self.k, self.v, self.sinks = pages.k, pages.v, pages.sinks
         self.partial, self.counters = pages.partial, pages.counters
         items = pages.tokens * form.kv_heads
@@ -231,20 +231,25 @@ class _DecodeEmitter(QueryEmitter):
         return rows[0] if base is self.k else rows[1]
 
 
-class _FlashEmitter(FlashEmitter):
+class PagedFlashEmitter(FlashEmitter):
     kernel: PagedFlash
 
     def find_queries(self) -> None:
         """Nothing of it depends on the kernel in front but the numbers in memory."""
         f, form = self.f, self.form
-        self.pages = pages = _Pages(f, form, self.kernel.page)
-        self.sinks = pages.sinks
+        pages = self.find_pages()
         block = f.block_number()
         tile = block.udiv(form.kv_heads)
         self.head = block - tile * form.kv_heads  # of keys
         self.token = tile * tile_tokens(form)
         self.first = f.i32(0)
         self.has_work = self.token < pages.tokens
+
+    def find_pages(self) -> Pages:
+        """Where keys are."""
+        self.pages = Pages(self.f, self.form, self.kernel.page)
+        self.sinks = self.pages.sinks
+        return self.pages
 
     def _emit_tile(self) -> None:
         f, pages = self.f, self.pages

@@ -1,4 +1,4 @@
-"""Products of two f32 matrices, or of as many pairs of them, by tensor cores of Hopper.
+"""Products of two f32 matrices, or of as many pairs of any floats, by tensor cores of Hopper.
 
 Both become f16 in two parts first (`split_rows.py`), whatever their strides are, so that gradients
 of weights, products of transposed matrices and attention's own need no copies before.
@@ -14,8 +14,15 @@ from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.many_rows import are_added_in_pairs
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, HOPPER, Plan, plan_product
-from rlx.backends.cuda.kernels.gemm.split_rows import PARTS, SplitRows, padded
+from rlx.backends.cuda.kernels.gemm.split_rows import (
+    PARTS,
+    SplitRows,
+    is_folded,
+    padded,
+    row_numbers,
+)
 from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, is_multiple
+from rlx.backends.cuda.merge import Merged
 from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import Pointer, Scratch
 from rlx.ir.dim import Dim, same, upper_bound
@@ -43,7 +50,10 @@ class Sizes:
 def sizes_of(node: Node) -> Sizes | None:
     """The sizes of a node that is such products, by types and shapes alone; None of others."""
     x, w = (v.shape for v in node.inputs[:2])
-    if node.op.name not in OPS or any(v.dtype.name != "f32" for v in (*node.inputs, node.output)):
+    types = ("f32",) if w.rank == 2 else ("f32", "bf16", "f16")  # weights have other kernels
+    if node.op.name not in OPS or any(
+        v.dtype.name not in types for v in (*node.inputs, node.output)
+    ):
         return None
     if x.rank < 2 or w.rank < 2 or not isinstance(w.dims[-2], int):
         return None
@@ -74,7 +84,7 @@ def _room(node: Node, batch: int, m: int, k: int, n: int) -> _Room:
     plan = plan_product(
         m, PARTS * padded(k), n, f16, f16, groups=True, planes=0, batch=batch, sums=sums
     )
-    row, ends = 2 * PARTS * padded(k), [0]
+    row, ends = 2 * row_numbers(k), [0]
     for size in (row * batch * m, row * batch * n, 4 * batch * m, 4 * batch * n, plan.bytes):
         ends.append(ends[-1] + aligned(size))
     return _Room(plan, *ends[1:])
@@ -129,7 +139,7 @@ class _Product:
         second = self._split(1, n, n, room.weight, room.weight_scales)
         if first is None or second is None:
             return None
-        return [first, second, self._gemm(epilogue, extras)]
+        return [*_together(first, second), self._gemm(epilogue, extras)]
 
     def _split(
         self, number: int, rows: Dim, most: int, at: int, scales: int
@@ -148,7 +158,7 @@ class _Product:
         fours = [far, apart, row, self.ctx.offset(value)]
         kernel = SplitRows(
             self.sizes.k, weight, step != 1 and self.sizes.k > 1,
-            step == 1 and all(is_multiple(d, 4) for d in fours),
+            step == 1 and all(is_multiple(d, 4) for d in fours), value.dtype,
         )  # fmt: skip
         args: list[KernelArg] = [
             Pointer(value), far, apart, few, row, step, Scratch(self.node, at),
@@ -161,10 +171,12 @@ class _Product:
         assert isinstance(plan.tile, GroupTile)
         k, is_batch = PARTS * padded(sizes.k), sizes.batch != 1
         kernel = GroupGemm(
-            plan.tile, f16, 1, k, sizes.n, True, True, plan.splits, epilogue, batched=is_batch
-        )
-        rows = Matrix(f16, self.batch * self.m, k, k, plan.tile.m)
-        weights = Matrix(f16, self.batch * sizes.n, k, k, kernel.box)
+            plan.tile, f16, 1, k, sizes.n, True, True, plan.splits, epilogue, batched=is_batch,
+            folded=is_folded(sizes.k),
+        )  # fmt: skip
+        row = row_numbers(sizes.k)
+        rows = Matrix(f16, self.batch * self.m, row, row, plan.tile.m)
+        weights = Matrix(f16, self.batch * sizes.n, row, row, kernel.box)
         shared: list[KernelArg] = [0, 0]
         if plan.splits > 1:
             shared = [Scratch(node, room.partial), Counters(plan.tiles)]
@@ -176,6 +188,18 @@ class _Product:
             *(Pointer(v) for v in extras),
         ]  # fmt: skip
         return KernelLaunch(kernel, args, blocks=blocks)
+
+
+def _together(first: KernelLaunch, second: KernelLaunch) -> list[KernelLaunch]:
+    """Both operands by one launch, if their kernels have as many threads: neither reads what the
+    other writes."""
+    a, b = first.kernel, second.kernel
+    assert isinstance(a, SplitRows) and isinstance(b, SplitRows)
+    if a.threads != b.threads:
+        return [first, second]
+    parts = ((a, first.blocks, len(first.args)), (b, second.blocks, len(second.args)))
+    blocks = first.blocks + second.blocks
+    return [KernelLaunch(Merged(parts), [*first.args, *second.args], blocks=blocks)]
 
 
 def levels(dims: Sequence[Dim], strides: Sequence[Dim]) -> list[tuple[Dim, Dim]]:

@@ -55,7 +55,8 @@ class GroupTile:
 class GroupGemm(BlockKernel):
     """args: tensor map of x, rows between its planes, scales of rows (else 0), tensor map of the
     weight, of a second (else 0), scales of columns (else 0), partial results, counters, M, blocks
-    of the launch, if `batched` the number of products, then those of the epilogue
+    of the launch, if `batched` the number of products, or for `pictures` the places of one, then
+    those of the epilogue
 
     The weight is [n, k] row by row. Matrices of a batch, and scales, lie behind each other.
     """
@@ -71,6 +72,11 @@ class GroupGemm(BlockKernel):
     epilogue: Epilogue
     early: bool = False  # no kernel writes the weights: they are copied while the one in front ends
     batched: bool = False
+    pictures: bool = False  # rows are places of pictures: the result is [pictures, n, places]
+    folded: bool = (
+        False  # x is (high, low), the weight too: (high, high, low) times (high, low, high)
+    )
+    parts: int = 1  # of the columns of x, each summed up by itself, then added in order
 
     @property
     def label(self) -> str:
@@ -129,12 +135,14 @@ class _Emitter:
         self.column_scales = f.arg(args, 5)
         self.partial, self.counters = f.arg(args, 6), f.arg(args, 7)
         self.m, self.blocks = f.arg(args, 8, i32), f.arg(args, 9, i32)
-        self.out = EpilogueArgs(f, kernel.epilogue, 11 if kernel.batched else 10)
+        self.out = EpilogueArgs(f, kernel.epilogue, 10 + (kernel.batched or kernel.pictures))
         self.down = f.ceil_div(self.m, self.tile.m)
         self.across = -(-kernel.n // kernel.columns)
         self.items = self.down * (self.across * kernel.splits)
         if kernel.batched:
             self.items = self.items * f.arg(args, 10, i32)
+        if kernel.pictures:
+            self.places = f.arg(args, 10, i32)
         self.group = f.uniform(f.thread() >> 7)
         thread = f.thread() & GROUP - 1
         self.is_first = thread.eq(0)  # of its group
@@ -233,7 +241,7 @@ class _Emitter:
                 begin()
             for p in range(kernel.planes):
                 there = row + self.apart * p if p else row
-                f.copy_tile(at + p * kernel.plane_bytes, self.x, step * STEP, there, full)
+                f.copy_tile(at + p * kernel.plane_bytes, self.x, self._folded(step, 1), there, full)
             return self._next(stage, parity)
 
         return f.loop(first, last, 1, ring, emit_step)
@@ -247,7 +255,14 @@ class _Emitter:
         for i in range(kernel.pieces):
             there = column + i // count * kernel.box
             to = at + i * (2 * STEP * kernel.box)
-            f.copy_tile(to, self.weights[i % count], step * STEP, there, full)
+            f.copy_tile(to, self.weights[i % count], self._folded(step, 2), there, full)
+
+    def _folded(self, step: Value, parts: int) -> Value:
+        """The column of a step: behind so many of three parts, folded ones begin again."""
+        if not self.kernel.folded:
+            return step * STEP
+        each = self.kernel.steps // 3 * parts
+        return self.f.select(step >= each, step - each, step) * STEP
 
     def _copy_early(self) -> None:
         """Begin all stages of the first tile with their weights."""
@@ -271,9 +286,34 @@ class _Emitter:
         self._each_tile(self._multiply)
 
     def _multiply(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:
-        f = self.f
         number, split, row, column, product = place
-        first, last = self._steps(split)
+        if self.kernel.parts > 1:
+            stage, parity, *sums = self._sum_parts(*ring)
+        else:
+            stage, parity, *sums = self._sum(*self._steps(split), *ring)
+        if self.kernel.splits == 1:
+            self._store(row, column, product, sums)
+        else:
+            self._combine(number, split, (row, column, product), sums)
+        return [stage, parity]
+
+    def _sum_parts(self, *ring: Value) -> list[Value]:
+        """The sums of all parts, as `_combine` adds them up: the same bits."""
+        f, kernel = self.f, self.kernel
+        each = -(-kernel.steps // kernel.parts)
+
+        def emit_part(part: Value, stage: Value, parity: Value, *totals: Value) -> list[Value]:
+            first = part * each
+            last = f.min(first + each, kernel.steps)
+            stage, parity, *sums = self._sum(first, last, stage, parity)
+            return [stage, parity, *(a + b for a, b in zip(totals, sums, strict=True))]
+
+        zeros = [f.const(0.0, f32)] * self.tile.sums
+        return f.loop(f.i32(0), f.i32(kernel.parts), 1, [*ring, *zeros], emit_part)
+
+    def _sum(self, first: Value, last: Value, *ring: Value) -> list[Value]:
+        """Stage and parity behind some steps, and the sums of their products."""
+        f = self.f
 
         def emit_step(
             step: Value, stage: Value, parity: Value, before: Value, *sums: Value
@@ -288,11 +328,7 @@ class _Emitter:
         stage, parity, before, *sums = f.loop(first, last, 1, [*ring, f.i32(0), *zeros], emit_step)
         sums = f.finish_group(sums)
         f.if_(self.is_first, lambda: f.arrive(before * 8 + _EMPTY))
-        if self.kernel.splits == 1:
-            self._store(row, column, product, sums)
-        else:
-            self._combine(number, split, (row, column, product), sums)
-        return [stage, parity]
+        return [stage, parity, *sums]
 
     def _begin(self, stage: Value, sums: list[Value]) -> list[Value]:
         """Begin the products of a step."""
@@ -349,6 +385,7 @@ class _Emitter:
         self.scaled_from = product * kernel.n if kernel.batched else f.i32(0)
         shown = kernel.columns // self.tile.across // 8
         is_wide = kernel.epilogue.out.bytes == 2 and kernel.n % 8 == 0 and shown % 4 == 0
+        is_wide = is_wide and not kernel.pictures
         step = 4 if is_wide else 1
         waits = kernel.epilogue.extras and self.tile.sums <= _FEW_SUMS
         together = max(step, _TOGETHER if waits else 1)
@@ -365,7 +402,8 @@ class _Emitter:
                 ]
                 for i in range(0, len(made), step):
                     if is_wide:
-                        self._store_wide(row, column0 + 8 * (first + i), made[i : i + 4])
+                        column = column0 + 8 * (first + i)
+                        self._store_wide(row, there, column, made[i : i + 4])
                     else:
                         column = column0 + self.column + 8 * (first + i)
                         self._store_pair(row, there, column, made[i])
@@ -391,18 +429,31 @@ class _Emitter:
 
     def _store_pair(self, row: Value, there: Value, column: Value, made: list[Value]) -> None:
         f, n = self.f, self.kernel.n
-        at = there * n + column.to(i64)
         inside = (row < self.m) & (column < n)
+        if self.kernel.pictures:
+            f.if_(inside, partial(self._store_apart, row, column, made))
+            return
+        at = there * n + column.to(i64)
         f.if_(inside, partial(self.out.store_pair, made[0], made[1], at))
 
-    def _store_wide(self, row: Value, column0: Value, made: list[list[Value]]) -> None:
+    def _store_apart(self, row: Value, column: Value, made: list[Value]) -> None:
+        """Two numbers of a place: neighbouring rows, which other lanes have, lie side by side."""
+        picture = row.udiv(self.places)
+        place = row - picture * self.places
+        first = (picture * self.kernel.n + column).to(i64) * self.places.to(i64) + place.to(i64)
+        for i, value in enumerate(made):
+            self.out.write(value, first + self.places.to(i64) * i)
+
+    def _store_wide(
+        self, row: Value, there: Value, column0: Value, made: list[list[Value]]
+    ) -> None:
         """Four lanes have two numbers each of four times 8 columns; each stores 8 columns."""
         f, kernel = self.f, self.kernel
         element = memory_type(kernel.epilogue.out)
         words = transposed(f, [f.pack_halves(a, b, element) for a, b in made])
         first = (f.thread() & 3) * 8
         column = column0 + (first + self.column - (f.thread() & 3) * 2)
-        to = f.gep(self.out.out, row.to(i64) * kernel.n + column.to(i64), 2)
+        to = f.gep(self.out.out, there * kernel.n + column.to(i64), 2)
         inside = (row < self.m) & (column < kernel.n)
         f.if_(inside, partial(f.store, f.join(words), to, align=16))
 

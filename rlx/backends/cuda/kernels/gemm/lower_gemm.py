@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.f32_product import f32_scratch, lower_f32
 from rlx.backends.cuda.kernels.gemm.few_rows import FEW, STEP, few_rows_for
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
@@ -58,6 +59,8 @@ def _scratch(node: Node) -> int:
 @lowers("fused_matmul_bias_act", "fused_swiglu", "wide_matmul", when=is_product, scratch=_scratch)
 def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
     product = product_of(node, ctx)
+    if is_asked():
+        return _lower_fixed(node, product, ctx)
     if product is not None and suits_gemv(product):
         return [_gemv(product, ctx)]
     if product is not None and _suits_gemm(product):
@@ -70,9 +73,20 @@ def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
     return lower_region(node, ctx)
 
 
+def _lower_fixed(node: Node, p: Product | None, ctx: Context) -> list[KernelLaunch]:
+    """By kernels that add up in the same order for any number of rows."""
+    if p is not None and _suits_gemm(p):
+        return _gemm(p, ctx)
+    if p is not None and suits_gemv(p):
+        return [_gemv(p, ctx)]
+    if p is not None and suits_gemv(p, MOST_ROWS):
+        return [_gemv_groups(p, ctx)]
+    return lower_region(node, ctx)
+
+
 def _gemv(p: Product, ctx: Context) -> KernelLaunch:
     assert isinstance(p.m, int)
-    if 1 < p.m <= FEW and _suits_few_rows(p):
+    if 1 < p.m <= FEW and _suits_few_rows(p) and not is_asked():
         few = few_rows_for(p.m, p.k, p.n, p.epilogue)
         return KernelLaunch(few, _gemv_args(p, p.x), blocks=few.blocks(p.n))
     weight = FloatRows(p.weights[0].dtype)

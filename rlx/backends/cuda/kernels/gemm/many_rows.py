@@ -90,6 +90,7 @@ class ManyRows:
         kernel = GroupGemm(
             plan.tile, self.weight, max(plan.planes, 1), k, self.n, plan.scaled,
             column_scales != 0, plan.splits, self.epilogue, self.fixed,
+            parts=plan.parts,
         )  # fmt: skip
         if plan.planes:
             rows = Matrix(self.weight, plan.planes * self.most, k, k, plan.tile.m)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
@@ -201,12 +202,12 @@ _MOST_UNPACKED = 256 << 20  # bytes of a weight in scratch memory
 
 def _unpacks(m: int, k: int, n: int) -> bool:
     """Whether a weight is decoded once for all rows."""
-    return m > _FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
+    return not is_asked() and m > _FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
 
 
 def _decodes(scheme: str, m: int, n: int) -> bool:
     """Whether warps decode what they multiply of a weight."""
-    return m > _FEW_ROWS and n % 2 == 0 and PackedRows(scheme).record > 0
+    return not is_asked() and m > _FEW_ROWS and n % 2 == 0 and PackedRows(scheme).record > 0
 
 
 def _scratch(node: Node) -> int:
@@ -300,17 +301,19 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0
     ends = [Pointer(v) for v in (node.output, *residual)]
     args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
-    if ctx.cpu == HOPPER and m == 1 and x.dtype is f32 and weight.record and (
+    fixed = is_asked()
+    if ctx.cpu == HOPPER and m == 1 and not fixed and x.dtype is f32 and weight.record and (
         n * k * (2 if record.gate else 1) >= _LARGE
     ):  # fmt: skip
         stream = stream_gemv_for(record.scheme.name, k, n, epilogue, norm)
         if stream is not None:
             return [KernelLaunch(stream, args, blocks=stream.blocks)]
     groups = -(-ctx.upper(m) // group)
-    if group > 1 and x.dtype is f32 and weight.record:
+    if group > 1 and not fixed and x.dtype is f32 and weight.record:
         few = few_packed_rows_for(record.scheme.name, group, k, n, epilogue, m != group)
         return [KernelLaunch(few, args, blocks=groups * few.blocks(n))]
-    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
+    many = m != group or fixed  # else one row is multiplied as integers, and only that
+    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, many, norm)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
 
 

@@ -1,0 +1,1 @@
+"""Convolutions: windows as rows of a product, or sums of taps."""
