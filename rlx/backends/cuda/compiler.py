@@ -12,6 +12,7 @@ from rlx.backends.cuda.kernels.attention import lower_paged  # noqa: F401
 from rlx.backends.cuda.kernels.attention.lower_attention import expand_attention
 from rlx.backends.cuda.kernels.control import lower_control  # noqa: F401
 from rlx.backends.cuda.kernels.conv import lower_conv  # noqa: F401
+from rlx.backends.cuda.kernels.conv.conv_act import fuse_activations
 from rlx.backends.cuda.kernels.experts import lower_experts  # noqa: F401
 from rlx.backends.cuda.kernels.gemm import row_norm  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.kernels.control.loop_kernels import LoopHeader
 from rlx.backends.cuda.batch_invariance import is_asked
+from rlx.backends.cuda.kernels.control.loop_kernels import LoopHeader
 from rlx.backends.cuda.kernels.persistent.plan import persist
 from rlx.backends.cuda.launches import (
     ArgAddress,
@@ -62,13 +62,11 @@ class LoweredProgram(Program):
         self.reports, self.maps = {}, {}
         self._map_numbers: dict[tuple[Base, int, Matrix], int] = {}
         bases, addends = list[Base](), list[Dim]()
-        self._counters = 0  # words behind all args
         self._body_constants: dict[Base, Data] = {}
         self._node_numbers: dict[Node, int] = {}
         self.starts = [0, *accumulate(len(launch.args) for launch in self.launches)]
         self._start_of = {id(x): at for x, at in zip(self.launches, self.starts, strict=False)}
         self._counters = self._used = 0  # words behind all args, which launches use in turn
-        first = sum(len(launch.args) for launch in self.launches)
         for launch in self.launches:
             self._used = 0
             for arg in launch.args:

@@ -3,8 +3,6 @@ once.
 
 Tensor cores multiply 16-bit numbers. A norm, a gate or attention whose result is read by products
 of such weights alone rounds it itself; sums stay in f32, and so does the residual stream, which the
-product in front of a norm adds up. What a graph is given is never rounded.
-of bf16 weights alone rounds it itself; sums stay in f32, and so does the residual stream, which the
 product in front of a norm adds up. What a graph is given is never rounded. Few rows are not
 rounded, unless their results must not depend on how many there are.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.experts.grouped_gemm import GroupedGemm
 from rlx.backends.cuda.kernels.experts.sort_rows import ENTRY, MOST_EXPERTS, SortRows
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
@@ -74,7 +75,8 @@ class Problem:
     def suits(self) -> bool:
         """Whether tensor cores multiply it."""
         even = self.k % 8 == 0 and self.n % 2 == 0 and self.k > 0 and self.n > 0
-        return even and self.t > _FEW and 0 < self.experts <= MOST_EXPERTS
+        wanted = even and self.t > _FEW and not is_asked()
+        return wanted and 0 < self.experts <= MOST_EXPERTS
 
 
 class _Sorted:
@@ -124,8 +126,9 @@ def _each(
     x, w, ids = node.inputs
     k, n, experts = sizes
     rows, most = ids.shape.dims[0], ctx.upper(ids.shape.dims[0])
+    wide = n if is_asked() else n * min(most, 16)
     kernel = gemv_for(
-        weight, x.dtype, 1, k, n * min(most, 16), Epilogue(node.output.dtype), many=True,
+        weight, x.dtype, 1, k, wide, Epilogue(node.output.dtype), many=True,
         experts=ids.dtype,
     )  # fmt: skip
     args: list[KernelArg] = [Pointer(x), stride, Pointer(w), 0, n, rows, Pointer(node.output)]
