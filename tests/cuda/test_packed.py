@@ -122,7 +122,7 @@ def layer(name: str, rows: int, joined: Any, down: Any, k: int) -> Any:
 def test_gates_norms_and_residuals(
     backend: CudaBackend, streams: None, name: str, rows: int, kind: type, allowed: float
 ) -> None:
-    """Sums of 768 and 256 products of f32 with 22 bits or more; many rows have 11 bits, and gates of
+    """Sums of 768 and 256 products of f32 with 22 bits or more; many rows have 11 bits, gates of
     more than 128 rows 8: each rounding is 2⁻¹² or 2⁻⁹ at most."""
     k, inner = 768, 256
     joined, down = drawn_blocks(name, 2 * inner, k, 1), drawn_blocks(name, k, inner, 2)
