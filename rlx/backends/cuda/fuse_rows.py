@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_product
+from rlx.backends.cuda.lowering import is_multiple
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
@@ -105,5 +106,5 @@ def _has_rows(node: Node) -> bool:
     floats = node.inputs[0].dtype.name == node.output.dtype.name == "f32"
     record: Any = node.op
     if node.op.name == _PACKED and record.scheme.name != "MXFP4":
-        return floats and node.output.shape.dims[-1] % 4 == 0
+        return floats and is_multiple(node.output.shape.dims[-1], 4)
     return floats and isinstance(rows, int) and rows <= MOST_ROWS

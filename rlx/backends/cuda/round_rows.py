@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from rlx.backends.cuda.kernels.gemm.problem import is_product
+from rlx.backends.cuda.lowering import is_multiple
 from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import bf16, f32
 from rlx.ir.graph import Graph
@@ -144,7 +145,7 @@ class _Rounding:
         if record.scheme.name == "MXFP4" or upper_bound(rows, self.graph.live) <= _EXACT_ROWS:
             return False
         n = node.output.shape.dims[-1]
-        return n % 8 == 0 and (not record.gate or self._rounds(node.output))
+        return is_multiple(n, 8) and (not record.gate or self._rounds(node.output))
 
     def _can_round(self, node: Node) -> bool:
         name, record = node.op.name, node.op

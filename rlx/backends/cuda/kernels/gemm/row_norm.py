@@ -70,17 +70,16 @@ class RowNorm(BlockKernel):
             base = f.gep(x, row * stride, self.x.bytes)
             numbers = [load_run(f, base, p, 4, self.x) for p in there]
             scale = self._scale(f, places, numbers)
+            made = [
+                [v * scale * g for v, g in zip(four, by, strict=True)]
+                for four, by in zip(numbers, factors, strict=True)
+            ]
             if self.unit:
-                made = [
-                    [v * scale * g for v, g in zip(four, by, strict=True)]
-                    for four, by in zip(numbers, factors, strict=True)
-                ]
                 scales = f.gep(f.arg(args, 5), row, 4)
                 self._store_plane(f, places, made, f.gep(out, row * self.k, 2), scales)
                 return
-            for p, four, by in zip(places, numbers, factors, strict=True):
-                made = [v * scale * g for v, g in zip(four, by, strict=True)]
-                words = [f.pack_halves(made[i], made[i + 1], memory_type(bf16)) for i in (0, 2)]
+            for p, four in zip(places, made, strict=True):
+                words = [f.pack_halves(four[i], four[i + 1], memory_type(bf16)) for i in (0, 2)]
                 to = f.gep(out, row * self.k + p, 2)
                 f.if_(p < self.k, partial(f.store, f.join(words), to, align=8))
 
