@@ -38,6 +38,7 @@ Check = Callable[[], None]
 def checks() -> dict[str, Check]:
     """All checks by name."""
     import checks_on_gpu
+    import packed_checks  # noqa: F401  (adds checks)
     from cases import cases
 
     found: dict[str, Check] = dict(checks_on_gpu.CHECKS)
