@@ -118,8 +118,9 @@ def products(device: Device, kind: str, m: int, n: int, k: int, calls: int) -> C
 
 
 def compare_rows(device: Device, kinds: Sequence[str], shapes: Sequence[tuple[int, int]]) -> None:
-    """bf16 and packed weights; 8 and 16 rows also by the kernel of many rows."""
-    from rlx.backends.cuda.kernels.qgemm import packed_gemm
+    """bf16 and packed weights; 8 and 16 rows also by the kernel of many rows, and by blocks of other
+    sizes."""
+    from rlx.backends.cuda.kernels.qgemm import few_packed_rows, packed_gemm
 
     for n, k in shapes:
         calls = max(2, min(12, int(150e6 / (2 * n * k))))
@@ -130,6 +131,10 @@ def compare_rows(device: Device, kinds: Sequence[str], shapes: Sequence[tuple[in
                 for kind in kinds[1:]:
                     runs[f"{kind} as many"] = products(device, kind, m, n, k, calls)
                 packed_gemm.FEW_ROWS = usual
+                many, few_packed_rows.MANY = few_packed_rows.MANY, 60
+                for kind in kinds[1:] if n >= 4096 else ():
+                    runs[f"{kind} two tiles"] = products(device, kind, m, n, k, calls)
+                few_packed_rows.MANY = many
             found = in_turns(list(runs.values()), 7)
             shown = ", ".join(f"{kind} {t * 1e6:.1f}" for kind, t in zip(runs, found, strict=True))
             print(f"{m} rows {n}x{k}: {shown} us", flush=True)
