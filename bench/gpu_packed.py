@@ -118,7 +118,7 @@ def products(device: Device, kind: str, m: int, n: int, k: int, calls: int) -> C
 
 
 def compare_rows(device: Device, kinds: Sequence[str], shapes: Sequence[tuple[int, int]]) -> None:
-    """bf16 and packed weights; 8 and 16 rows also by the kernel of many rows, and by larger blocks."""
+    """bf16 and packed weights; 8 and 16 rows also as many rows, and by larger blocks."""
     from rlx.backends.cuda.kernels.qgemm import few_packed_rows, packed_gemm
 
     for n, k in shapes:
