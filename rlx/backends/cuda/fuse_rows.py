@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_product
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
 from rlx.backends.cuda.lowering import is_multiple
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
@@ -105,6 +106,6 @@ def _has_rows(node: Node) -> bool:
     rows = prod(node.inputs[0].shape.dims[:-1], start=1)
     floats = node.inputs[0].dtype.name == node.output.dtype.name == "f32"
     record: Any = node.op
-    if node.op.name == _PACKED and record.scheme.name != "MXFP4":
+    if node.op.name == _PACKED and record.scheme.name in HAVE_BYTES:
         return floats and is_multiple(node.output.shape.dims[-1], 4)
     return floats and isinstance(rows, int) and rows <= MOST_ROWS

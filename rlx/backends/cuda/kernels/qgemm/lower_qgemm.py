@@ -15,6 +15,7 @@ from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_st
 from rlx.backends.cuda.kernels.gemm.row_norm import RowNorm
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
 from rlx.backends.cuda.kernels.qgemm.few_packed_rows import few_packed_rows_for
 from rlx.backends.cuda.kernels.qgemm.fragments import unit_of
 from rlx.backends.cuda.kernels.qgemm.packed_gemm import (
@@ -269,7 +270,8 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     if ctx.cpu == HOPPER and _unpacks(ctx.upper(m), k, n):
         return _unpacked(node, ctx, stride, m, k, n)
     group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
-    weight, added = PackedRows(record.scheme.name), residual[0].dtype if residual else None
+    scheme, added = record.scheme.name, residual[0].dtype if residual else None
+    weight = PackedRows(scheme)
     epilogue = Epilogue(
         node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
     )
@@ -277,15 +279,15 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0
     ends = [Pointer(v) for v in (node.output, *residual)]
     args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
-    if ctx.cpu == HOPPER and m == 1 and x.dtype is f32 and weight.record and (
+    if ctx.cpu == HOPPER and m == 1 and x.dtype is f32 and scheme in HAVE_BYTES and (
         n * k * (2 if record.gate else 1) >= _LARGE
     ):  # fmt: skip
-        stream = stream_gemv_for(record.scheme.name, k, n, epilogue, norm)
+        stream = stream_gemv_for(scheme, k, n, epilogue, norm)
         if stream is not None:
             return [KernelLaunch(stream, args, blocks=stream.blocks)]
     groups = -(-ctx.upper(m) // group)
-    if group > 1 and x.dtype is f32 and weight.record:
-        few = few_packed_rows_for(record.scheme.name, group, k, n, epilogue, m != group)
+    if group > 1 and x.dtype is f32 and scheme in HAVE_BYTES:
+        few = few_packed_rows_for(scheme, group, k, n, epilogue, m != group)
         return [KernelLaunch(few, args, blocks=groups * few.blocks(n))]
     kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]

@@ -22,8 +22,8 @@ from rlx.backends.cuda.kernels.gemm.group_gemm import (
     GroupTile,
 )
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, estimated_cycles
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
 from rlx.backends.cuda.kernels.qgemm.fragments import Fragments, Raw
-from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
 from rlx.ir.lir import aligned
 from rlx.llvm.builder import Value, f16, f32, i32, i64, vec
@@ -360,4 +360,4 @@ def blocks_of(plan: PackedPlan) -> int:
 
 def decodes(op: Any, m: int, n: Any) -> bool:
     """Whether warps decode what they multiply, of a `packed_planes_matmul` of up to m rows."""
-    return m > FEW_ROWS and n % 2 == 0 and PackedRows(op.scheme.name).record > 0
+    return m > FEW_ROWS and n % 2 == 0 and op.scheme.name in HAVE_BYTES
