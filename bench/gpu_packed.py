@@ -118,12 +118,24 @@ def products(device: Device, kind: str, m: int, n: int, k: int, calls: int) -> C
 
 
 def compare_rows(device: Device, kinds: Sequence[str], shapes: Sequence[tuple[int, int]]) -> None:
+    """bf16 and packed weights; 8 and 16 rows also as many rows, and by larger blocks."""
+    from rlx.backends.cuda.kernels.qgemm import few_packed_rows, packed_gemm
+
     for n, k in shapes:
         calls = max(2, min(12, int(150e6 / (2 * n * k))))
         for m in ROWS:
-            runs = [products(device, kind, m, n, k, calls) for kind in kinds]
-            found = in_turns(runs, 7)
-            shown = ", ".join(f"{kind} {t * 1e6:.1f}" for kind, t in zip(kinds, found, strict=True))
+            runs = {kind: products(device, kind, m, n, k, calls) for kind in kinds}
+            if 8 <= m <= packed_gemm.FEW_ROWS:
+                usual, packed_gemm.FEW_ROWS = packed_gemm.FEW_ROWS, 0
+                for kind in kinds[1:]:
+                    runs[f"{kind} as many"] = products(device, kind, m, n, k, calls)
+                packed_gemm.FEW_ROWS = usual
+                many, few_packed_rows.MANY = few_packed_rows.MANY, 60
+                for kind in kinds[1:] if n >= 4096 else ():
+                    runs[f"{kind} two tiles"] = products(device, kind, m, n, k, calls)
+                few_packed_rows.MANY = many
+            found = in_turns(list(runs.values()), 7)
+            shown = ", ".join(f"{kind} {t * 1e6:.1f}" for kind, t in zip(runs, found, strict=True))
             print(f"{m} rows {n}x{k}: {shown} us", flush=True)
 
 
@@ -140,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device, kinds = Device(), options.types.split(",")
     if "one" in options.parts.split(","):
         for kind in kinds:
-            for n, k in LARGE:
+            for n, k in (*LARGE, (4096, 4096), (6144, 1024)):
                 memory = Memory(device.backend)
                 made = Settings(device, memory, kind, n, k)
                 made.add()

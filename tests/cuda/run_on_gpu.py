@@ -40,6 +40,7 @@ def checks() -> dict[str, Check]:
     import checks_of_bits  # noqa: F401  (adds checks)
     import checks_of_sizes  # noqa: F401
     import checks_on_gpu
+    import packed_checks  # noqa: F401  (adds checks)
     from cases import cases
     from layer_checks import LAYERS
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_product
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
+from rlx.backends.cuda.lowering import is_multiple
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
@@ -108,6 +110,6 @@ def _has_rows(node: Node) -> bool:
     if is_asked():
         return floats
     record: Any = node.op
-    if node.op.name == _PACKED and record.scheme.name != "MXFP4":
-        return floats and node.output.shape.dims[-1] % 4 == 0
+    if node.op.name == _PACKED and record.scheme.name in HAVE_BYTES:
+        return floats and is_multiple(node.output.shape.dims[-1], 4)
     return floats and isinstance(rows, int) and rows <= MOST_ROWS

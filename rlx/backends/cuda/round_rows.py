@@ -14,6 +14,8 @@ from typing import Any
 
 from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.problem import is_product
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
+from rlx.backends.cuda.lowering import is_multiple
 from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import bf16, f32
 from rlx.ir.graph import Graph
@@ -143,10 +145,13 @@ class _Rounding:
         x, rows = node.inputs[0], prod(node.inputs[0].shape.dims[:-1], start=1)
         if x is not value or any(v is value for v in node.inputs[1:]):
             return False
-        if record.scheme.name == "MXFP4" or upper_bound(rows, self.graph.live) <= _EXACT_ROWS:
+        if (
+            record.scheme.name not in HAVE_BYTES
+            or upper_bound(rows, self.graph.live) <= _EXACT_ROWS
+        ):
             return False
         n = node.output.shape.dims[-1]
-        return n % 8 == 0 and (not record.gate or self._rounds(node.output))
+        return is_multiple(n, 8) and (not record.gate or self._rounds(node.output))
 
     def _can_round(self, node: Node) -> bool:
         name, record = node.op.name, node.op

@@ -129,14 +129,20 @@ class Planes(BlockKernel):
             numbers = [a - b for a, b in zip(numbers, known, strict=True)]
 
     def _store_ordered(self, f: BlockFunction, numbers: list[Value], to: Value, at: Value) -> None:
-        """Store four neighbours of the only plane: lane q of a row of packed weights has columns
-        that follow each other, and tensor cores take them at 2 q and 2 q + 8 of each 16."""
-        inside = at & self.unit - 1
-        lane, step = inside.udiv(self.unit // 4), inside.udiv(4) & self.unit // 16 - 1
-        place = f.gep(to, at - inside + step * 16 + lane * 2, 2)
+        """Store four neighbours of the only plane."""
+        place = f.gep(to, ordered(at, self.unit), 2)
         for i in (0, 2):
             pair = f.pack_halves(numbers[i], numbers[i + 1], memory_type(self.element))
             f.store(pair, place, 8 * i, align=4)
+
+
+def ordered(column: Value, unit: int) -> Value:
+    """Where the first two of four columns go, of which the first is a multiple of 4; the others go
+    8 further. Lane q of a row of packed weights has neighbours of each unit of so many columns, and
+    tensor cores take them at 2 q and 2 q + 8 of each 16."""
+    inside = column & unit - 1
+    lane, step = inside.udiv(unit // 4), inside.udiv(4) & unit // 16 - 1
+    return column - inside + step * 16 + lane * 2
 
 
 def power_of_two(f: BlockFunction, top: Value) -> Value:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from rlx.backends.cuda.builder import BlockFunction
 from rlx.llvm.builder import Value, f16, f32, i8, i32
 
+HAVE_BYTES = frozenset(["Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"])  # what `quant_bytes` knows
 DIGITS = 3
 SCALE_AT = 32 * DIGITS  # in a record of 32 numbers: their scale and their sum, behind the digits
 RECORD = 112  # bytes of it

@@ -29,7 +29,7 @@ from rlx.support.records import dataclass
 
 _BLOCKS = 4  # of 32 columns that a lane loads together
 _COLUMNS = 32 * _BLOCKS
-_MANY = 264  # blocks that fill a GPU twice
+MANY = 264  # blocks that fill a GPU twice
 
 Loaded = list[Value]  # of a row: quants of four blocks, higher bits of them, scales, super scale
 
@@ -80,7 +80,7 @@ def few_packed_rows_for(
     scheme: str, m: int, k: int, n: int, epilogue: Epilogue, many: bool
 ) -> FewPackedRows:
     roomy = not epilogue.pair and scheme not in ("Q5_K", "Q6_K")  # registers suffice
-    tiles = 2 if roomy and n >= 2 * TILE * _MANY else 1
+    tiles = 2 if roomy and n >= 2 * TILE * MANY else 1
     return FewPackedRows(scheme, m, k, epilogue, tiles, many)
 
 

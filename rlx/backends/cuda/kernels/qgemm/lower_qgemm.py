@@ -11,15 +11,23 @@ from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
-from rlx.backends.cuda.kernels.gemm.many_rows import ManyRows
+from rlx.backends.cuda.kernels.gemm.many_rows import ManyRows, are_fixed
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER, plan_product
 from rlx.backends.cuda.kernels.gemm.planes import Planes
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_stride
+from rlx.backends.cuda.kernels.gemm.row_norm import RowNorm
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
 from rlx.backends.cuda.kernels.qgemm.few_packed_rows import few_packed_rows_for
 from rlx.backends.cuda.kernels.qgemm.fragments import unit_of
-from rlx.backends.cuda.kernels.qgemm.packed_gemm import PackedGemm, blocks_of, plan_packed
+from rlx.backends.cuda.kernels.qgemm.packed_gemm import (
+    FEW_ROWS,
+    PackedGemm,
+    blocks_of,
+    decodes,
+    plan_packed,
+)
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.stream_gemv import stream_gemv_for
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
@@ -196,18 +204,12 @@ def lay_out_packed(graph: Graph) -> Graph:
 
 
 _LARGE = 1 << 24  # numbers of a weight that streams through shared memory for one row
-_FEW_ROWS = 16  # up to so many, weights are decoded for some rows at a time
 _MOST_UNPACKED = 256 << 20  # bytes of a weight in scratch memory
 
 
 def _unpacks(m: int, k: int, n: int) -> bool:
     """Whether a weight is decoded once for all rows."""
-    return not is_asked() and m > _FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
-
-
-def _decodes(scheme: str, m: int, n: int) -> bool:
-    """Whether warps decode what they multiply of a weight."""
-    return not is_asked() and m > _FEW_ROWS and n % 2 == 0 and PackedRows(scheme).record > 0
+    return not is_asked() and m > FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
 
 
 def _scratch(node: Node) -> int:
@@ -216,7 +218,7 @@ def _scratch(node: Node) -> int:
     record: Any = node.op
     m = upper_bound(prod(x.shape.dims[:-1], start=1), node.graph.live)
     k, n = int(x.shape.dims[-1]), int(node.output.shape.dims[-1])  # type: ignore[arg-type]
-    if _decodes(record.scheme.name, m, n):
+    if decodes(record, m, n):
         return plan_packed(m, k, n, bool(record.gate)).bytes
     n = int(w.shape.dims[0])  # type: ignore[arg-type]
     if not m or not _unpacks(m, k, n):
@@ -254,11 +256,18 @@ def _decoded(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> l
     record: Any = node.op
     scheme, most, pair = record.scheme.name, ctx.upper(m), bool(record.gate)
     plan = plan_packed(most, k, n, pair)
-    planes = Planes(x.dtype, f16, 1, k, True, unit_of(scheme))
     rows, scales = Scratch(node), Scratch(node, plan.scales_at)
-    first = KernelLaunch(
-        planes, [Pointer(x), stride, rows, 0, scales, m], blocks=planes.blocks(most)
-    )
+    norm, unit = ctx.norms.get(x), unit_of(scheme)
+    if norm is None:
+        planes = Planes(x.dtype, f16, 1, k, True, unit)
+        args: list[KernelArg] = [Pointer(x), stride, rows, 0, scales, m]
+        first = KernelLaunch(planes, args, blocks=planes.blocks(most))
+    else:
+        made: Any = norm.op
+        given, gamma = norm.inputs
+        normed = RowNorm(given.dtype, gamma.dtype, k, made.eps, are_fixed([gamma], ctx), unit)
+        args = [Pointer(given), k, Pointer(gamma), rows, m, scales]
+        first = KernelLaunch(normed, args, blocks=most)
     added = residual[0].dtype if residual else None
     epilogue = Epilogue(node.output.dtype, record.gate or "none", residual=added, pair=pair)
     kernel = PackedGemm(scheme, k, n, plan.width, plan.splits, epilogue)
@@ -266,7 +275,7 @@ def _decoded(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> l
     if plan.splits > 1:
         divided = [Scratch(node, plan.partial_at), Counters(plan.tiles)]
     blocks = blocks_of(plan)
-    args: list[KernelArg] = [
+    args = [
         TensorMap(rows, Matrix(f16, most, k, k, plan.width)), scales, Pointer(w),
         Pointer(w, n * w.shape.dims[1]) if pair else 0, *divided, m, blocks,
         *[Pointer(v) for v in (node.output, *residual)],
@@ -288,12 +297,13 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     assert isinstance(k, int) and isinstance(n, int) and stride is not None
     if not ctx.upper(m):
         return []
-    if ctx.cpu == HOPPER and _decodes(record.scheme.name, ctx.upper(m), n):
+    if ctx.cpu == HOPPER and decodes(record, ctx.upper(m), n):
         return _decoded(node, ctx, stride, m, k, n)
     if ctx.cpu == HOPPER and _unpacks(ctx.upper(m), k, n):
         return _unpacked(node, ctx, stride, m, k, n)
     group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
-    weight, added = PackedRows(record.scheme.name), residual[0].dtype if residual else None
+    scheme, added = record.scheme.name, residual[0].dtype if residual else None
+    weight = PackedRows(scheme)
     epilogue = Epilogue(
         node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
     )
@@ -302,15 +312,16 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     ends = [Pointer(v) for v in (node.output, *residual)]
     args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
     fixed = is_asked()
-    if ctx.cpu == HOPPER and m == 1 and not fixed and x.dtype is f32 and weight.record and (
+    has_bytes = x.dtype is f32 and scheme in HAVE_BYTES and not fixed
+    if ctx.cpu == HOPPER and m == 1 and has_bytes and (
         n * k * (2 if record.gate else 1) >= _LARGE
     ):  # fmt: skip
-        stream = stream_gemv_for(record.scheme.name, k, n, epilogue, norm)
+        stream = stream_gemv_for(scheme, k, n, epilogue, norm)
         if stream is not None:
             return [KernelLaunch(stream, args, blocks=stream.blocks)]
     groups = -(-ctx.upper(m) // group)
-    if group > 1 and not fixed and x.dtype is f32 and weight.record:
-        few = few_packed_rows_for(record.scheme.name, group, k, n, epilogue, m != group)
+    if group > 1 and has_bytes:
+        few = few_packed_rows_for(scheme, group, k, n, epilogue, m != group)
         return [KernelLaunch(few, args, blocks=groups * few.blocks(n))]
     many = m != group or fixed  # else one row is multiplied as integers, and only that
     kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, many, norm)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.builder import BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
@@ -21,12 +23,14 @@ from rlx.backends.cuda.kernels.gemm.group_gemm import (
     GroupTile,
 )
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, estimated_cycles
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
 from rlx.backends.cuda.kernels.qgemm.fragments import Fragments, Raw
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
 from rlx.ir.lir import aligned
 from rlx.llvm.builder import Value, f16, f32, i32, i64, vec
 from rlx.support.records import dataclass
 
+FEW_ROWS = 16  # of x, up to which there are kernels that keep all of its bits
 _ROWS = 128  # of the weight, of a tile: each of two groups of warps has 64
 _MULTIPLIERS = 256
 _WIDTHS = (256, 192, 128, 64)  # rows of x of a tile
@@ -353,3 +357,8 @@ class _Emitter:
 
 def blocks_of(plan: PackedPlan) -> int:
     return min(plan.tiles * plan.splits, BLOCKS)
+
+
+def decodes(op: Any, m: int, n: Any) -> bool:
+    """Whether warps decode what they multiply, of a `packed_planes_matmul` of up to m rows."""
+    return not is_asked() and m > FEW_ROWS and n % 2 == 0 and op.scheme.name in HAVE_BYTES

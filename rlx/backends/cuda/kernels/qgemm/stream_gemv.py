@@ -199,8 +199,9 @@ class _Emitter:
             f.init_mbarrier(self.full + 8 * i, 1)
             f.init_mbarrier(self.empty + 8 * i, kernel.split)
         f.fence_mbarriers()
-        for i in f.range(f.i32(0), f.i32(kernel.slots), f.i32(1)):
-            f.if_(self.first + i < self.last, partial(self._copy, self.first + i, i))
+        for slot in f.range(f.i32(0), f.i32(kernel.slots), f.i32(1)):
+            item = self.first + slot
+            f.if_(item < self.last, partial(self._copy, item, slot))
         few = self.last - self.first <= kernel.slots
         f.if_(few, f.let_next_start)
 
