@@ -118,6 +118,38 @@ LAYERS["selective scan of 128"] = lambda: selective_scan(20, 128, (1, 9, 1))
 LAYERS["selective scan of ragged states"] = lambda: selective_scan(37, 50, (6, 1, 1))
 
 
+@layer
+def convolutions_keep_the_tokens_before() -> None:
+    """One token at a time, which are moved along in place, then some, then one again; and where
+    what is kept is read elsewhere too."""
+
+    def build(g: Graph, tokens: Any, read: bool = False) -> Any:
+        state, x = g.state("s", [2, 3, 20]), g.input("x", [2, tokens, 20])
+        y = g.depthwise_conv1d_causal(x, g.param("w", [20, 4]), state)
+        joined = g.concat(state, x, axis=1)
+        g.state_update(state, g.narrow(joined, axis=1, start=tokens, length=3))
+        return (y, joined) if read else y
+
+    w = random(20, 4, seed=1)
+    graphs = [
+        compiled(graph_of(lambda g: build(g, 1))),
+        compiled(graph_of(lambda g: build(g, "n")), binding={"n": rlx.UpTo(9)}),
+        compiled(graph_of(lambda g: build(g, 1, True))),
+    ]
+    states = [np.zeros((2, 3, 20), np.float32)] * 3
+    for made in graphs:
+        made.set_params({"w": w})
+    assert [x.label for x in graphs[0].executable.program.launches] == ["conv_step(4)"]
+    for number, n in ((0, 1), (0, 1), (1, 5), (1, 1), (2, 1), (0, 1), (1, 9), (2, 1)):
+        made, x = graphs[number], random(2, n, 20, seed=10 * number + n)
+        got, joined = made.run(x=x), np.concatenate([states[number], x], 1)
+        want = sum(joined[:, j : j + n] * w[:, j] for j in range(4))
+        np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-5)
+        states[number] = joined[:, n:]
+        np.testing.assert_array_equal(made.read_state("s"), states[number])
+        on_device(made)
+
+
 def cells(name: str) -> None:
     """A state that is handed over has 22 bits: an error of 2⁻²² in each step, which decays."""
     gpu = type(backend().kernels).__name__ == "KernelLoader"  # type: ignore[attr-defined]
