@@ -381,3 +381,28 @@ def experts(kind: str, rows: tuple[int, ...], count: int, n: int, k: int) -> Non
 
 for _kind in ("BF16", "F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS"):
     LAYERS[f"experts {_kind}"] = lambda kind=_kind: experts(kind, (5, 200), 6, 34, 256)
+
+
+@layer
+def types_without_kernels_are_unpacked() -> None:
+    """In a process that has decoded nothing before; other packed weights are decoded in each
+    run."""
+    packed = np.zeros((8, GGUF_SCHEMES["Q5_1"].row_bytes(256)), np.uint8)
+    halves = packed.view(np.float16).reshape(8, -1, 12)
+    halves[:, :, 0], halves[:, :, 1] = 0.5, -0.25  # scales and minima of 32
+    packed.reshape(8, -1, 24)[:, :, 8:] = 0x21
+    x = random(3, 256)
+
+    def build(g: Graph, role: str) -> Any:
+        w = getattr(g, role)("w", list(packed.shape), "u8")
+        return g.dequant_matmul(g.input("x", [3, 256]), w, scheme=GGUF_SCHEMES["Q5_1"])
+
+    low, high = 0.5 * 1 - 0.25, 0.5 * 2 - 0.25
+    want = (x.reshape(3, 8, 2, 16) * [[low], [high]]).sum((1, 2, 3))[:, None].repeat(8, 1)
+    for role in ("param", "input"):
+        made = compiled(graph_of(lambda g, role=role: build(g, role)))
+        if role == "param":
+            made.set_params({"w": packed})
+        [got] = made.run(**({"x": x} if role == "param" else {"x": x, "w": packed}))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+        on_device(made)

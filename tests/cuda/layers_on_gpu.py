@@ -2,8 +2,8 @@
 
     python tests/cuda/layers_on_gpu.py [--only TEXT]
 
-Each is 12 nodes (4 with experts) of a graph with weights and states of their own, in one run; a figure is the
-time of a run, queued behind others, divided by their number (medians of seven).
+Each is 12 nodes (4 with experts) of a graph with weights and states of their own, in one run; a
+figure is the time of a run, queued behind others, divided by their number (medians of seven).
 """
 
 from __future__ import annotations
