@@ -28,6 +28,7 @@ from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
 from rlx.backends.cuda.kernels.experts import lower_experts
+from rlx.backends.cuda.kernels.experts.expert_groups import ExpertGroupGemm
 from rlx.backends.cuda.kernels.experts.grouped_gemm import GroupedGemm
 from rlx.backends.cuda.kernels.experts.sort_rows import SortRows
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
@@ -901,7 +902,7 @@ HOT: list[GpuKernel] = [
         for m in (64, 128)
         for n in (64, 192, 256)
         for element, planes in ((bf16, 1), (bf16, 2), (f16, 2))
-    ),  # fmt: skip
+    ),
     *(
         GroupedGemm(
             tile,
