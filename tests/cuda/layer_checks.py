@@ -118,6 +118,38 @@ LAYERS["selective scan of 128"] = lambda: selective_scan(20, 128, (1, 9, 1))
 LAYERS["selective scan of ragged states"] = lambda: selective_scan(37, 50, (6, 1, 1))
 
 
+@layer
+def convolutions_keep_the_tokens_before() -> None:
+    """One token at a time, which are moved along in place, then some, then one again; and where
+    what is kept is read elsewhere too."""
+
+    def build(g: Graph, tokens: Any, read: bool = False) -> Any:
+        state, x = g.state("s", [2, 3, 20]), g.input("x", [2, tokens, 20])
+        y = g.depthwise_conv1d_causal(x, g.param("w", [20, 4]), state)
+        joined = g.concat(state, x, axis=1)
+        g.state_update(state, g.narrow(joined, axis=1, start=tokens, length=3))
+        return (y, joined) if read else y
+
+    w = random(20, 4, seed=1)
+    graphs = [
+        compiled(graph_of(lambda g: build(g, 1))),
+        compiled(graph_of(lambda g: build(g, "n")), binding={"n": rlx.UpTo(9)}),
+        compiled(graph_of(lambda g: build(g, 1, True))),
+    ]
+    states = [np.zeros((2, 3, 20), np.float32)] * 3
+    for made in graphs:
+        made.set_params({"w": w})
+    assert [x.label for x in graphs[0].executable.program.launches] == ["conv_step(4)"]
+    for number, n in ((0, 1), (0, 1), (1, 5), (1, 1), (2, 1), (0, 1), (1, 9), (2, 1)):
+        made, x = graphs[number], random(2, n, 20, seed=10 * number + n)
+        got, joined = made.run(x=x), np.concatenate([states[number], x], 1)
+        want = sum(joined[:, j : j + n] * w[:, j] for j in range(4))
+        np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-5)
+        states[number] = joined[:, n:]
+        np.testing.assert_array_equal(made.read_state("s"), states[number])
+        on_device(made)
+
+
 def cells(name: str) -> None:
     """A state that is handed over has 22 bits: an error of 2⁻²² in each step, which decays."""
     gpu = type(backend().kernels).__name__ == "KernelLoader"  # type: ignore[attr-defined]
@@ -349,3 +381,28 @@ def experts(kind: str, rows: tuple[int, ...], count: int, n: int, k: int) -> Non
 
 for _kind in ("BF16", "F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS"):
     LAYERS[f"experts {_kind}"] = lambda kind=_kind: experts(kind, (5, 200), 6, 34, 256)
+
+
+@layer
+def types_without_kernels_are_unpacked() -> None:
+    """In a process that has decoded nothing before; other packed weights are decoded in each
+    run."""
+    packed = np.zeros((8, GGUF_SCHEMES["Q5_1"].row_bytes(256)), np.uint8)
+    halves = packed.view(np.float16).reshape(8, -1, 12)
+    halves[:, :, 0], halves[:, :, 1] = 0.5, -0.25  # scales and minima of 32
+    packed.reshape(8, -1, 24)[:, :, 8:] = 0x21
+    x = random(3, 256)
+
+    def build(g: Graph, role: str) -> Any:
+        w = getattr(g, role)("w", list(packed.shape), "u8")
+        return g.dequant_matmul(g.input("x", [3, 256]), w, scheme=GGUF_SCHEMES["Q5_1"])
+
+    low, high = 0.5 * 1 - 0.25, 0.5 * 2 - 0.25
+    want = (x.reshape(3, 8, 2, 16) * [[low], [high]]).sum((1, 2, 3))[:, None].repeat(8, 1)
+    for role in ("param", "input"):
+        made = compiled(graph_of(lambda g, role=role: build(g, role)))
+        if role == "param":
+            made.set_params({"w": packed})
+        [got] = made.run(**({"x": x} if role == "param" else {"x": x, "w": packed}))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+        on_device(made)

@@ -2,8 +2,8 @@
 
     python tests/cuda/layers_on_gpu.py [--only TEXT]
 
-Each is `COPIES` nodes of a graph with weights and states of their own, in one run; a figure is the
-time of a run, queued behind others, divided by their number (medians of seven).
+Each is 12 nodes (4 with experts) of a graph with weights and states of their own, in one run; a
+figure is the time of a run, queued behind others, divided by their number (medians of seven).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from checks_on_gpu import Letters, backend, compiled, graph_of
 from tiny import PROMPT, write_folder
 
 import rlx
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.ops.control import make_body
 from rlx.ir.quant.scheme import GGUF_SCHEMES
@@ -137,27 +139,30 @@ TIMED: dict[str, tuple[Build, float]] = {
 }  # fmt: skip
 
 
-def filled(graph: Graph) -> Iterator[tuple[str, str, Any]]:
-    """Params and inputs: bytes of zeros have scales that are numbers."""
+@cache
+def numbers(dims: tuple[int, ...], dtype: DType, negative: bool) -> Any:
+    """Bytes of zeros have scales that are numbers."""
     rng = np.random.default_rng(0)
+    if dtype.name == "u8":
+        return np.zeros(dims, np.uint8)
+    if dtype.name == "i32":
+        return rng.permutation(128 * (1 + dims[0] // 128))[: dims[0]].astype(np.int32) % 128
+    some = rng.random(1 << 18, np.float32).astype(dtype.numpy)
+    return np.resize(-some if negative else some, dims)
+
+
+def filled(graph: Graph) -> Iterator[tuple[str, str, Any]]:
+    """Params and inputs."""
     for node in graph.nodes:
         shape: Shape = node.outputs[0].shape
-        dims = shape.static_dims
-        if node.op.name not in ("input", "param"):
-            continue
-        if shape.dtype.name == "u8":
-            made: Any = np.zeros(dims, np.uint8)
-        elif shape.dtype.name == "i32":
-            made = rng.permutation(128 * (1 + dims[0] // 128))[: dims[0]].astype(np.int32) % 128
-        else:
-            made = rng.random(dims, np.float32).astype(shape.dtype.numpy)
-            made = -made if node.name.startswith(("a", "g")) else made
-        yield node.op.name, node.name, made
+        if node.op.name in ("input", "param"):
+            negative = node.name.startswith(("a", "g"))
+            yield node.op.name, node.name, numbers(shape.static_dims, shape.dtype, negative)
 
 
-def timed(build: Build) -> float:
+def timed(build: Build, copies: int = COPIES) -> float:
     """Seconds of one node."""
-    graph = graph_of(lambda g: tuple(build(g, i) for i in range(COPIES)))
+    graph = graph_of(lambda g: tuple(build(g, i) for i in range(copies)))
     made = compiled(graph)
     values = list(filled(graph))
     made.set_params({name: data for role, name, data in values if role == "param"})
@@ -169,7 +174,7 @@ def timed(build: Build) -> float:
         for _ in range(4):
             made.run_slots(*buffers)
         made.synchronize()
-        found.append((time.perf_counter() - start) / (4 * COPIES))
+        found.append((time.perf_counter() - start) / (4 * copies))
     return statistics.median(found[1:])
 
 
@@ -193,7 +198,7 @@ def main() -> None:
     only = parser.parse_args().only
     for name, (build, moved) in TIMED.items():
         if only in name:
-            seconds = timed(build)
+            seconds = timed(build, 4 if "experts" in name else COPIES)
             rate = f", {moved / seconds / 1e9:,.0f} GB/s of weights or states" if moved else ""
             print(f"{name}: {seconds * 1e6:.1f} us{rate}", flush=True)
     for name in ("llama", "mamba2", "qwen3_next", "qwen3_moe"):

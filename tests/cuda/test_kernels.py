@@ -28,6 +28,7 @@ from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
 from rlx.backends.cuda.kernels.attention.group_attention import GroupAttention
 from rlx.backends.cuda.kernels.experts import lower_experts
+from rlx.backends.cuda.kernels.experts.expert_groups import ExpertGroupGemm
 from rlx.backends.cuda.kernels.experts.grouped_gemm import GroupedGemm
 from rlx.backends.cuda.kernels.experts.sort_rows import SortRows
 from rlx.backends.cuda.kernels.gemm import many_rows, plan
@@ -229,11 +230,15 @@ def test_blocks_take_several_tiles_of_ragged_products(
     assert off < (2**-9 if element == "bf16" else 2**-17)
 
 
+@pytest.mark.parametrize("form", ["groups", "warps"])
 def test_packed_experts_are_decoded_some_at_a_time(
-    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+    backend: CudaBackend, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of five at a time; f16 rounds weights and x by 2⁻¹² each at most."""
+    """Two of five at a time; f16 rounds weights and x by 2⁻¹² each at most. Older GPUs multiply by
+    single warps."""
     monkeypatch.setattr(lower_experts, "_MOST_UNPACKED", 2 * 2 * 40 * 256)
+    if form == "warps":
+        monkeypatch.setattr(lower_experts, "HOPPER", "none")
     scheme, weights = GGUF_SCHEMES["Q8_0"], draw(1, 5, 40, 256)
     packed = encode(scheme, weights).data
 
@@ -905,6 +910,22 @@ HOT: list[GpuKernel] = [
         gemv_for(weight, f32, 1, k, 8 * n, Epilogue(f32), many=True, experts=i32)
         for weight in (FloatRows(bf16), *map(PackedRows, (*OWN, *UNPACKED)))
         for n, k in ((768, 2048), (2048, 768), (14336, 4096))
+    ),
+    *(
+        ExpertGroupGemm(
+            GroupTile(m, n),
+            element,
+            planes,
+            2048,
+            768,
+            element is f16,
+            element is f16,
+            1,
+            Epilogue(f32),
+        )
+        for m in (64, 128)
+        for n in (64, 192, 256)
+        for element, planes in ((bf16, 1), (bf16, 2), (f16, 2))
     ),
     *(
         GroupedGemm(

@@ -20,7 +20,7 @@ from rlx.backends.cuda.kernels.gemm.plan import HOPPER
 from rlx.backends.cuda.kernels.linalg import lower_solve  # noqa: F401
 from rlx.backends.cuda.kernels.qgemm import dequant_rows  # noqa: F401
 from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
-from rlx.backends.cuda.kernels.recurrent import lower_recurrent  # noqa: F401
+from rlx.backends.cuda.kernels.recurrent import conv_step, lower_recurrent  # noqa: F401
 from rlx.backends.cuda.kernels.recurrent.lower_cells import blocks_at_once
 from rlx.backends.cuda.kernels.rotary import lower_rotary, pack_rows  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401

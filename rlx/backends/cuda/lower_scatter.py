@@ -170,7 +170,9 @@ def _update_strides(node: Node, ctx: Layouts) -> tuple[Dim, Dim, Dim] | None:
         axes = [(d, s) for d, s in zip(updates.shape.dims[part], strides[part], strict=True)]
         found.append(_joined([(d, s) for d, s in axes if d != 1]))
     outer, inner = found
-    return None if outer is None or inner is None else (outer, strides[axis], inner)
+    if outer is None or inner is None or (x.dtype.bytes > 8 and not same(inner, 1)):
+        return None
+    return outer, strides[axis], inner
 
 
 def _joined(axes: Sequence[tuple[Dim, Dim]]) -> Dim | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cuda.batch_invariance import is_asked
+from rlx.backends.cuda.kernels.experts.expert_groups import ExpertGroupGemm, tile_for
 from rlx.backends.cuda.kernels.experts.grouped_gemm import GroupedGemm
 from rlx.backends.cuda.kernels.experts.sort_rows import ENTRY, MOST_EXPERTS, SortRows
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Tile
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
+from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, HOPPER
 from rlx.backends.cuda.kernels.gemm.planes import Planes
 from rlx.backends.cuda.kernels.gemm.problem import is_aligned, row_stride
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows, WeightRows
@@ -21,6 +23,7 @@ from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.lower_loops import lower_region, scratch_bytes
 from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, Layouts, lowers
+from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import DType, f16
@@ -67,8 +70,9 @@ class Problem:
 
     @property
     def offsets(self) -> list[int]:
-        """Of scales, order, tiles, and the end."""
+        """Of scales, order, tiles, the first of them, and the end."""
         sizes = [2 * self.planes * self.t * self.k, 4 * self.t, 4 * self.t, ENTRY * self.tiles]
+        sizes.append(4 * self.experts + 4)
         return [sum(map(aligned, sizes[: i + 1])) for i in range(len(sizes))]
 
     @property
@@ -82,11 +86,11 @@ class Problem:
 class _Sorted:
     """The launches of tensor cores; scratch memory begins at `at`."""
 
-    def __init__(self, node: Node, p: Problem, stride: Any, at: int) -> None:
-        self.node, self.p, self.stride = node, p, stride
+    def __init__(self, node: Node, p: Problem, stride: Any, at: int, cpu: str) -> None:
+        self.node, self.p, self.stride, self.on_hopper = node, p, stride, cpu == HOPPER
         self.planes = Scratch(node, at)
         found = (Scratch(node, at + offset) for offset in p.offsets)
-        self.scales, self.order, self.tiles, _ = found
+        self.scales, self.order, self.tiles, self.begins, _ = found
 
     def rows(self) -> list[KernelLaunch]:
         """The rows of x in the order of their experts, as planes."""
@@ -94,7 +98,7 @@ class _Sorted:
         rows = ids.shape.dims[0]
         sort = SortRows(ids.dtype, p.experts, p.tile.m)
         args: list[KernelArg] = [Pointer(ids), rows, self.order, self.tiles, p.tiles]
-        args += [Status(), NodeNumber(self.node)]
+        args += [Status(), NodeNumber(self.node), self.begins]
         split = Planes(x.dtype, p.w, p.planes, p.k, p.scaled, chosen=True)
         more: list[KernelArg] = [Pointer(x), self.stride, self.planes, p.t * p.k, self.scales]
         more += [rows, self.order]
@@ -104,9 +108,42 @@ class _Sorted:
         ]
 
     def product(
-        self, weights: KernelArg, columns: KernelArg, first: int, count: int
+        self, weights: Pointer | Scratch, columns: KernelArg, first: int, count: int
     ) -> KernelLaunch:
         """With the weights of some experts."""
+        return (self._by_groups if self.on_hopper else self._by_warps)(
+            weights, columns, first, count
+        )
+
+    def _by_groups(
+        self, weights: Pointer | Scratch, columns: KernelArg, first: int, count: int
+    ) -> KernelLaunch:
+        p = self.p
+        tile = tile_for(p.tile.m, p.n)
+        kernel = ExpertGroupGemm(
+            tile,
+            p.w,
+            p.planes,
+            p.k,
+            p.n,
+            p.scaled,
+            columns != 0,
+            1,
+            Epilogue(self.node.output.dtype),
+        )
+        x = TensorMap(self.planes, Matrix(p.w, p.planes * p.t, p.k, p.k, tile.m))
+        w = TensorMap(weights, Matrix(p.w, count * p.n, p.k, p.k, kernel.box))
+        scales: KernelArg = self.scales if p.scaled else 0
+        blocks = min(p.tiles * -(-p.n // kernel.columns), BLOCKS)
+        args: list[KernelArg] = [
+            x, p.t, scales, w, 0, columns, 0, 0, p.t, blocks, Pointer(self.node.output),
+            self.tiles, self.begins, self.order, first, count,
+        ]  # fmt: skip
+        return KernelLaunch(kernel, args, blocks=blocks)
+
+    def _by_warps(
+        self, weights: Pointer | Scratch, columns: KernelArg, first: int, count: int
+    ) -> KernelLaunch:
         p = self.p
         kernel = GroupedGemm(
             p.tile, p.w, p.planes, p.k, p.n, False, p.scaled, 1, Epilogue(self.node.output.dtype),
@@ -176,7 +213,7 @@ def lower_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     found = _problem(node, sizes)
     if found is None:
         return _each(node, ctx, FloatRows(w.dtype), sizes, stride)
-    made = _Sorted(node, found, stride, 0)
+    made = _Sorted(node, found, stride, 0, ctx.cpu)
     return [*made.rows(), made.product(Pointer(w), 0, 0, found.experts)]
 
 
@@ -236,7 +273,7 @@ def lower_packed_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     if found is None:
         return _each(node, ctx, weight, _packed_sizes(node), stride)
     made, kernel = (
-        _Sorted(node, found, stride, _weights_bytes(found)),
+        _Sorted(node, found, stride, _weights_bytes(found), ctx.cpu),
         UnpackWeight(weight, found.k),
     )
     each, launches = _at_once(found), made.rows()

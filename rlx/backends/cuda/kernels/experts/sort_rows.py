@@ -19,7 +19,7 @@ ENTRY = (
 @dataclass(frozen=True)
 class SortRows(BlockKernel):
     """args: experts of rows, rows, their order (i32), tiles, number of tiles at most, status, error
-    number
+    number, the number of the first tile of each expert and one more (i32)
 
     Rows of one expert keep no order: results do not depend on it.
     """
@@ -92,11 +92,18 @@ class SortRows(BlockKernel):
             before = [b + f.select(upper, o, 0) for b, o in zip(before, others, strict=True)]
             totals = [t + o for t, o in zip(totals, others, strict=True)]
             distance *= 2
-        f.if_(lane.eq(0), lambda: f.store_shared(totals[1], f.i32(8 * self.experts)))
+        begins = f.arg(f["args"], 7)
+
+        def tell() -> None:
+            f.store_shared(totals[1], f.i32(8 * self.experts))
+            f.store(totals[1], begins, 4 * self.experts)
+
+        f.if_(lane.eq(0), tell)
 
         def place(e: Value, row: Value, tile: Value) -> list[Value]:
             found = f.load_shared(e * 4, i32)
             f.store_shared(row, e * 4)
+            f.store(tile, f.gep(begins, e.to(i64), 4))
             count = f.ceil_div(found, self.tile)
             for i in f.range(f.i32(0), count):
                 to = f.gep(tiles, (tile + i).to(i64), ENTRY)

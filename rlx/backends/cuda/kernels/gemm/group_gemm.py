@@ -122,10 +122,10 @@ class GroupGemm(BlockKernel):
         return -(-self.k // STEP)
 
     def emit(self, m: KernelModule) -> None:
-        _Emitter(m.begin_block(self.threads, self.shared), self).emit()
+        Emitter(m.begin_block(self.threads, self.shared), self).emit()
 
 
-class _Emitter:
+class Emitter:
     def __init__(self, f: BlockFunction, kernel: GroupGemm) -> None:
         self.f, self.kernel, self.tile = f, kernel, kernel.tile
         self.type = memory_type(kernel.element)
@@ -171,9 +171,33 @@ class _Emitter:
         f.if_(f.thread().eq(_MULTIPLIERS), begin)
         f.barrier()
         f.wait_for_previous()
+        self.begin_tiles()
         f.if_(self.group.eq(2), self._emit_copies, self._emit_products)
 
-    def _place(self, item: Value) -> tuple[Value, Value, Value, Value, Value]:
+    # -- which tiles there are, and where: other kernels have them elsewhere -----------------------
+
+    def begin_tiles(self) -> None:
+        """What the kernel in front has written of the tiles can be read from now on."""
+
+    def corner(self, row: Value, column: Value, product: Value) -> tuple[Value, Value]:
+        """Where a tile begins in x and in the weights."""
+        if not self.kernel.batched:
+            return row, column
+        return row + product * self.m, column + product * self.kernel.n
+
+    def first_row(self, product: Value) -> Value | None:
+        """The rows of scales and results before those of a product."""
+        return (product * self.m).to(i64) if self.kernel.batched else None
+
+    def first_scale(self, product: Value) -> Value:
+        """The columns whose scales are before those of a product."""
+        return product * self.kernel.n if self.kernel.batched else self.f.i32(0)
+
+    def target(self, row: Value) -> Value:
+        """The row of the result that a row (i64) becomes."""
+        return row
+
+    def place(self, item: Value) -> tuple[Value, Value, Value, Value, Value]:
         """Number, split, first row, first column and product of a tile."""
         f, kernel = self.f, self.kernel
         per = self.across * _RASTER
@@ -197,7 +221,7 @@ class _Emitter:
         f = self.f
 
         def emit_item(item: Value, *ring: Value) -> list[Value]:
-            return body(item, self._place(item), *ring)
+            return body(item, self.place(item), *ring)
 
         f.loop(f.block_number(), self.items, self.blocks, [f.i32(0), f.i32(0)], emit_item)
 
@@ -225,8 +249,7 @@ class _Emitter:
         f, kernel = self.f, self.kernel
         _, split, row, column, product = place
         first, last = self._steps(split)
-        if kernel.batched:
-            row, column = row + product * self.m, column + product * kernel.n
+        row, column = self.corner(row, column, product)
 
         def emit_step(step: Value, stage: Value, parity: Value) -> list[Value]:
             full, at = stage * 8 + _FULL, stage * kernel.stage_bytes + _FIRST
@@ -269,9 +292,8 @@ class _Emitter:
         f = self.f
 
         def begin() -> None:
-            _, split, _, column, product = self._place(f.block_number())
-            if self.kernel.batched:
-                column = column + product * self.kernel.n
+            _, split, row, column, product = self.place(f.block_number())
+            _, column = self.corner(row, column, product)
             first, last = self._steps(split)
             for i in range(self.kernel.stages):
                 copy = partial(self._copy_weights, first + i, f.i32(i), column)
@@ -381,8 +403,7 @@ class _Emitter:
     def _store(self, row0: Value, column0: Value, product: Value, sums: list[Value]) -> None:
         """Finish and store the sums: all threads compute, with rows and columns that are there."""
         f, kernel = self.f, self.kernel
-        before = (product * self.m).to(i64) if kernel.batched else None  # rows of other products
-        self.scaled_from = product * kernel.n if kernel.batched else f.i32(0)
+        before, self.scaled_from = self.first_row(product), self.first_scale(product)
         shown = kernel.columns // self.tile.across // 8
         is_wide = kernel.epilogue.out.bytes == 2 and kernel.n % 8 == 0 and shown % 4 == 0
         is_wide = is_wide and not kernel.pictures
@@ -394,6 +415,7 @@ class _Emitter:
             there = f.min(row, self.m - 1).to(i64)
             if before is not None:
                 there = there + before
+            target = self.target(there)
             scale = f.load(f.gep(self.scales, there, 4), f32) if kernel.scaled else None
             for first in range(0, shown, together):
                 made = [
@@ -402,11 +424,10 @@ class _Emitter:
                 ]
                 for i in range(0, len(made), step):
                     if is_wide:
-                        column = column0 + 8 * (first + i)
-                        self._store_wide(row, there, column, made[i : i + 4])
+                        self._store_wide(row, target, column0 + 8 * (first + i), made[i : i + 4])
                     else:
                         column = column0 + self.column + 8 * (first + i)
-                        self._store_pair(row, there, column, made[i])
+                        self._store_pair(row, target, column, made[i])
 
     def _finished(
         self, sums: list[Value], j: int, half: int, row: Value, column0: Value, scale: Value | None
@@ -427,13 +448,13 @@ class _Emitter:
             totals = [v * f.extract(both, i) for i, v in enumerate(totals)]
         return self.out.finish_pair(totals, others, column, row * kernel.n + column)
 
-    def _store_pair(self, row: Value, there: Value, column: Value, made: list[Value]) -> None:
+    def _store_pair(self, row: Value, target: Value, column: Value, made: list[Value]) -> None:
         f, n = self.f, self.kernel.n
         inside = (row < self.m) & (column < n)
         if self.kernel.pictures:
             f.if_(inside, partial(self._store_apart, row, column, made))
             return
-        at = there * n + column.to(i64)
+        at = target * n + column.to(i64)
         f.if_(inside, partial(self.out.store_pair, made[0], made[1], at))
 
     def _store_apart(self, row: Value, column: Value, made: list[Value]) -> None:
@@ -445,7 +466,7 @@ class _Emitter:
             self.out.write(value, first + self.places.to(i64) * i)
 
     def _store_wide(
-        self, row: Value, there: Value, column0: Value, made: list[list[Value]]
+        self, row: Value, target: Value, column0: Value, made: list[list[Value]]
     ) -> None:
         """Four lanes have two numbers each of four times 8 columns; each stores 8 columns."""
         f, kernel = self.f, self.kernel
@@ -453,7 +474,7 @@ class _Emitter:
         words = transposed(f, [f.pack_halves(a, b, element) for a, b in made])
         first = (f.thread() & 3) * 8
         column = column0 + (first + self.column - (f.thread() & 3) * 2)
-        to = f.gep(self.out.out, there * kernel.n + column.to(i64), 2)
+        to = f.gep(self.out.out, target * kernel.n + column.to(i64), 2)
         inside = (row < self.m) & (column < kernel.n)
         f.if_(inside, partial(f.store, f.join(words), to, align=16))
 

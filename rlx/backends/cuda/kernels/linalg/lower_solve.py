@@ -5,7 +5,7 @@ A number is one f64, or two where it is complex.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from rlx.backends.cuda.builder import THREADS, WARP, BlockFunction, KernelModule
@@ -100,7 +100,7 @@ class _Emitter:
             row = item.udiv(self.m)
             self._write(item, self._load(row, self.n + item - row * self.m), singular.ne(0))
 
-    def _items(self, count: Value) -> object:
+    def _items(self, count: Value) -> Iterator[Value]:
         return self.f.range(self.thread, count, THREADS)
 
     # -- the steps --------------------------------------------------------------------------------

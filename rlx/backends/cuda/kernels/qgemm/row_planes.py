@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.quant.blocks import split_rows
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 Array = Any
@@ -80,11 +79,13 @@ def split_blocks(scheme: str, w: Array) -> Array:
 
 def _unpacked(scheme: str, w: Array) -> Array:
     """Rows of blocks as bytes and f32."""
+    from rlx.ir.quant.codecs import blocks  # decoders of all types
+
     k = GGUF_SCHEMES[scheme].row_elements(w.shape[1])
     places, total = offsets(scheme, k)
     out = np.zeros((len(w), total), np.uint8)
     for first in range(0, len(w), 1024):
-        quants, scale, minimum = split_rows(GGUF_SCHEMES[scheme], w[first : first + 1024])
+        quants, scale, minimum = blocks.split_rows(GGUF_SCHEMES[scheme], w[first : first + 1024])
         parts = {"quants": quants, "scales": scale}
         parts |= {} if minimum is None else {"minima": minimum}
         for name, part in parts.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlx.backends.carried_state import carried_state
 from rlx.backends.cuda.builder import WARP
+from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.problem import is_aligned
 from rlx.backends.cuda.kernels.recurrent import delta_net, selective_scan
 from rlx.backends.cuda.kernels.recurrent.delta_net import DeltaNet
@@ -39,9 +40,18 @@ def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     types |= {name: value.dtype for name, value in given.items()}
     kernel = SelectiveScan(**types, last=last.dtype, size=size, one=tokens == 1)
     operands = [_pointer(given.get(n)) for n in ("u", "delta", "a", "b", "c", "d", "state")]
-    args = [*operands, Pointer(y), Pointer(carried_state(last, ctx)), batch, tokens, inner]
+    home = carried_state(last, ctx)
+    args = [*operands, Pointer(y), Pointer(home), batch, tokens, inner]
     blocks = -(-ctx.upper(batch * inner) // kernel.channels)
-    return [KernelLaunch(kernel, args, blocks=blocks)] if blocks else []
+    return _launches(kernel, args, blocks, node, [y, home])
+
+
+def _launches(
+    kernel: BlockKernel, args: list[KernelArg], blocks: int, node: Node, writes: list[Value]
+) -> list[KernelLaunch]:
+    """One launch, which is merged with its neighbours if they do not depend on each other."""
+    made = KernelLaunch(kernel, args, blocks=blocks, reads=node.inputs, writes=writes)
+    return [made] if blocks else []
 
 
 def _pointer(value: Value | None) -> KernelArg:
@@ -67,6 +77,7 @@ def lower_delta_net(node: Node, ctx: Context) -> list[KernelLaunch]:
         **types, o=o.dtype, last=last.dtype, size=size, one=tokens == 1, aligned=aligned
     )
     args = [_pointer(given.get(n)) for n in names]
-    args += [Pointer(o), Pointer(carried_state(last, ctx)), batch, tokens, heads]
+    home = carried_state(last, ctx)
+    args += [Pointer(o), Pointer(home), batch, tokens, heads]
     blocks = kernel.blocks(ctx.upper(batch * heads))
-    return [KernelLaunch(kernel, args, blocks=blocks)] if blocks else []
+    return _launches(kernel, args, blocks, node, [o, home])
