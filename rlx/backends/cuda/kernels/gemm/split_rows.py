@@ -66,11 +66,17 @@ class SplitRows(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return WARP * (_COLUMN_WARPS if self.by_columns else _WARPS)
+        return WARP * (self.column_warps if self.by_columns else _WARPS)
+
+    @property
+    def column_warps(self) -> int:
+        """So many that no thread is without a chunk, where there are few."""
+        chunks = padded(self.k) // CHUNK
+        return min(_COLUMN_WARPS, -(-chunks * _BESIDE // WARP))
 
     @property
     def shared(self) -> int:
-        return 4 * _BESIDE * _COLUMN_WARPS if self.by_columns else 0
+        return 4 * _BESIDE * self.column_warps if self.by_columns else 0
 
     @property
     def lanes(self) -> int:
@@ -166,7 +172,7 @@ class SplitEmitter:
         f.if_(f.lane32() < _BESIDE, lambda: f.store_shared(top, place * 4))
         f.barrier()
         own = (f.thread() & _BESIDE - 1) * 4
-        for i in range(_COLUMN_WARPS):
+        for i in range(self.kernel.column_warps):
             top = f.max_fast(f.load_shared(own, f32, 4 * _BESIDE * i), top)
         return top
 
