@@ -145,10 +145,9 @@ class _Rounding:
         x, rows = node.inputs[0], prod(node.inputs[0].shape.dims[:-1], start=1)
         if x is not value or any(v is value for v in node.inputs[1:]):
             return False
-        if (
-            record.scheme.name not in HAVE_BYTES
-            or upper_bound(rows, self.graph.live) <= _EXACT_ROWS
-        ):
+        if is_asked() or record.scheme.name not in HAVE_BYTES:
+            return False
+        if upper_bound(rows, self.graph.live) <= _EXACT_ROWS:
             return False
         n = node.output.shape.dims[-1]
         return is_multiple(n, 8) and (not record.gate or self._rounds(node.output))
@@ -167,7 +166,7 @@ class _Rounding:
             return node.inputs[1].dtype.bytes <= 2
         if name == _PACKED:
             gated: Any = record
-            return bool(gated.gate) and self._rounds_input(node)
+            return bool(gated.gate) and not is_asked() and self._rounds_input(node)
         return name == "fused_swiglu" and self._rounds_input(node)
 
     def _rounds_input(self, node: Node) -> bool:
