@@ -21,7 +21,9 @@ from rlx.ir.quant.scheme import GGUF_SCHEMES
 BANDWIDTH = 4390.0  # GB/s, the most that torch reads a tensor with (bench/GPU.md)
 ROWS = (2, 8, 16, 64, 512)
 _REPEAT, _SAMPLE = 10, 256
-_SETTINGS = ((0, 0, 112), (8, 0, 112), (16, 2, 112), (16, 4, 112), (8, 2, 112), (8, 0, 226))
+_SETTINGS = (  # warps at most, rows of a slot (0: as chosen), KB of shared memory
+    (0, 0, 112), (8, 0, 112), (12, 3, 112), (12, 4, 112), (16, 4, 112), (8, 2, 112), (16, 0, 226),
+)  # fmt: skip
 
 
 class Settings:

@@ -37,7 +37,7 @@ _WIDTHS = (256, 192, 128, 64)  # rows of x of a tile
 _FIRST = 1024  # where the stages begin in shared memory
 _ROOM, _MOST_STAGES = 200 << 10, 8
 _FULL, _EMPTY = 16, 16 + 8 * _MOST_STAGES  # where mbarriers are
-_AHEAD = {256: 1, 192: 1, 128: 2, 64: 3}  # steps whose weights are loaded ahead, by the width
+_AHEAD = {256: 1, 192: 2, 128: 2, 64: 3}  # steps whose weights are loaded ahead, by the width
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ _CHUNK = 32  # columns that a lane has
 _MOST_WARPS, _FEWER_WARPS = 16, 12
 _ROOM = 112 << 10  # bytes of shared memory, of which a multiprocessor has twice as much
 _MOST_SLOTS = 16
+_MOST_OWN = 2  # chunks of a lane, whose digits lie in registers
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,12 @@ def stream_gemv_for(
     scheme: str, k: int, n: int, epilogue: Epilogue, norm: Norm | None = None,
     warps: int = 0, rows: int = 0, room: int = _ROOM,
 ) -> StreamGemv | None:  # fmt: skip
-    """The kernel for these sizes, or None where slots are too few; `warps` (at most) and `rows` are
+    """The kernel for these sizes, or None where rows are too long; `warps` (at most) and `rows` are
     chosen if they are 0."""
     units = -(-k // (_CHUNK * WARP))  # warps that a row could use
     own = -(-units // _MOST_WARPS)
+    if own > _MOST_OWN:
+        return None
     divide = -(-units // own)
     # minima of k-quants take registers, of which a thread of 16 warps has 64
     most = warps or (_FEWER_WARPS if divide > 1 and scheme in ("Q4_K", "Q5_K") else _MOST_WARPS)
