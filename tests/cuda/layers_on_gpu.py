@@ -113,6 +113,10 @@ def ordered(rows: int, size: int) -> tuple[Build, float]:
     return (lambda g, i: g.argsort(g.input(f"x{i}", [rows, size]))), 0.0
 
 
+def best(k: int, size: int) -> tuple[Build, float]:
+    return (lambda g, i: g.top_k(g.input(f"x{i}", [1, size]), k=k)[0]), 0.0
+
+
 TIMED: dict[str, tuple[Build, float]] = {
     "gated delta net, 1 token, 32 heads of 128": delta_net(1),
     "gated delta net, 512 tokens": delta_net(512),
@@ -136,6 +140,12 @@ TIMED: dict[str, tuple[Build, float]] = {
         for rows in (1, 512)
     },
     "argsort of a row of 151936": ordered(1, 151936),
+    "the best 16 of a row of 151936": best(16, 151936),
+    "the best 17 of a row of 151936": best(17, 151936),
+    "running sum of 64 rows of 65536": (lambda g, i: g.cumsum(g.input(f"x{i}", [64, 65536])), 0.0),
+    "64 systems of 64 equations": (
+        lambda g, i: g.solve(g.input(f"x{i}", [64, 64, 64]), g.input(f"y{i}", [64, 64, 1])), 0.0
+    ),
 }  # fmt: skip
 
 

@@ -478,6 +478,14 @@ def matmuls() -> Iterator[Case]:
         "e": Arg(("n",), "i32", data=lambda dims, rng: rng.integers(0, 3, dims)),
     }  # fmt: skip
     yield Case("grouped_matmul", "f32", experts, lambda g, *v: g.grouped_matmul(*v), 12, "sum")
+    rows = {"x": experts["x"], "e": experts["e"]}
+    for t in ("f32", "bf16", "f16"):
+        weight = np.random.default_rng(2).uniform(-1, 1, (3, 8, 16)).astype(DType.of(t).numpy)
+        yield Case(
+            "grouped_matmul", f"{t}-rows", rows,
+            lambda g, x, e, w: g.grouped_matmul(x, g.transpose(w, (0, 2, 1)), e), 12, "sum",
+            consts={"w": weight},
+        )  # fmt: skip
 
 
 def quantised() -> Iterator[Case]:

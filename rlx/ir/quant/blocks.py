@@ -230,6 +230,18 @@ def fields(source: Array, bits: int) -> npt.NDArray[np.uint8]:
     return found.reshape(len(source), -1)
 
 
+class CodeTable:
+    """What 4-bit codes stand for, as i8."""
+
+    def __init__(self, values: Array) -> None:
+        self._bytes = np.resize(values.astype(np.int8), 256).tobytes()
+
+    def take(self, codes: Array) -> Array:
+        """By a translation of bytes: several times as fast as an index."""
+        found = np.frombuffer(codes.tobytes().translate(self._bytes), np.int8)
+        return found.reshape(codes.shape)
+
+
 def bits_of(source: Array) -> npt.NDArray[np.uint8]:
     """The bits of bytes [n, w], lowest first: [n, 8 * w]."""
     return np.unpackbits(source, axis=-1, bitorder="little")

@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from rlx.ir.quant.blocks import F32, Array, bits_of, decoder, f32, fields, fill, planes
+from rlx.ir.quant.blocks import F32, Array, CodeTable, bits_of, decoder, f32, fields, fill, planes
 
 # Dimensions, levels of a coordinate. IQ1_S (and IQ1_M, which shares it) is {-1, 0, 1} times 8.
 SHAPES = {
@@ -93,7 +93,7 @@ CURVE = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
 
-_CURVE = CURVE.astype(np.int8)
+_CURVE = CodeTable(CURVE)
 
 
 def _even_signs() -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 from rlx.ir.quant.blocks import (
     F32,
     Array,
+    CodeTable,
     as_f16,
     bits_of,
     decoder,
@@ -351,7 +352,7 @@ def _digits(source: Array, count: int) -> Array:
 
 
 BOOK = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-_BOOK = BOOK.astype(np.int8)
+_BOOK = CodeTable(BOOK)
 
 
 def _half_e8m0() -> F32:

@@ -23,7 +23,7 @@ from rlx.llvm.builder import Type, Value, i8, i16, i32, i64
 from rlx.support.records import dataclass
 
 _SHORT = 1024  # elements of a row that all are compared with each other
-_MOST = 256  # that are found one after the other
+_MOST = 16  # that are found one after the other; each costs a pass over the row
 _WHOLE: dict[int, Type] = {1: i8, 2: i16, 4: i32, 8: i64}
 
 
