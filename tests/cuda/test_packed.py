@@ -59,13 +59,15 @@ def product(name: str, packed: Any, rows: int, k: int) -> Any:
 
 
 @pytest.mark.parametrize("name", SPLIT)
-@pytest.mark.parametrize(("n", "k"), [(37, 256), (61, 1280), (19, 4096), (300, 512)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(37, 256), (61, 1280), (19, 4096), (300, 512), (9, 5120), (3, 16640)]
+)
 def test_rows_stream_through_shared_memory(
     backend: CudaBackend, streams: None, name: str, n: int, k: int
 ) -> None:
-    """One warp or several for a row, lanes without columns, a last slot that shares rows with the
-    one before, more items than slots. A number of x has 22 bits below the largest of 32: the result
-    differs by roundings of f32 alone."""
+    """One warp or several for a row, lanes without columns and with two chunks of them, a last slot
+    that shares rows with the one before, more items than slots, digits that a block shares or not.
+    A number of x has 22 bits below the largest of 32: the result differs by roundings of f32."""
     packed = drawn_blocks(name, n, k, 1)
     made = compiled(backend, product(name, packed, 1, k)).set_param("w", packed)
     [kernel] = kernels_of(made)
@@ -78,7 +80,7 @@ def test_rows_stream_through_shared_memory(
 @pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
 def test_slots_are_filled_again(backend: CudaBackend, streams: None, name: str) -> None:
     """Few slots and many items: teams of one warp, and of two, go around them several times."""
-    for k, room in ((512, 8 << 10), (2048, 16 << 10)):
+    for k, room in ((512, 12 << 10), (2048, 24 << 10)):
         packed = drawn_blocks(name, 150, k, 2)
 
         def build(*given: Any, room: int = room) -> StreamGemv | None:
@@ -113,18 +115,18 @@ def layer(name: str, rows: int, joined: Any, down: Any, k: int) -> Any:
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize(
-    ("rows", "kind", "allowed"),
+    ("rows", "k", "kind", "allowed"),
     [
-        (1, StreamGemv, 8e-6), (3, FewPackedRows, 8e-6), (20, PackedGemm, 2**-9),
-        (140, PackedGemm, 2**-7),
+        (1, 768, StreamGemv, 8e-6), (1, 5120, StreamGemv, 8e-6), (3, 768, FewPackedRows, 8e-6),
+        (20, 768, PackedGemm, 2**-9), (140, 768, PackedGemm, 2**-7),
     ],
 )  # fmt: skip
 def test_gates_norms_and_residuals(
-    backend: CudaBackend, streams: None, name: str, rows: int, kind: type, allowed: float
+    backend: CudaBackend, streams: None, name: str, rows: int, k: int, kind: type, allowed: float
 ) -> None:
-    """Sums of 768 and 256 products of f32 with 22 bits or more; many rows have 11 bits, gates of
-    more than 128 rows 8: each rounding is 2⁻¹² or 2⁻⁹ at most."""
-    k, inner = 768, 256
+    """Sums of 768 or 5120 and of 256 products of f32 with 22 bits or more; many rows have 11 bits,
+    gates of more than 128 rows 8: each rounding is 2⁻¹² or 2⁻⁹ at most."""
+    inner = 256
     joined, down = drawn_blocks(name, 2 * inner, k, 1), drawn_blocks(name, k, inner, 2)
     made = compiled(backend, layer(name, rows, joined, down, k))
     before = 1 + 0.1 * draw(5, k)

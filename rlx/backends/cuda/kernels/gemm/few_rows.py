@@ -21,7 +21,7 @@ from rlx.support.records import dataclass
 
 FEW = 8  # rows of x, at most
 STEP = 32  # columns that a warp multiplies at a time
-WARPS = 8
+_WARPS = 8
 TILE = 16  # rows of the weight
 _PLANES = 3
 _AHEAD = 4  # steps whose weights are loaded together
@@ -49,7 +49,7 @@ class FewRows(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return WARPS * WARP
+        return _WARPS * WARP
 
     @property
     def halves(self) -> int:
@@ -61,7 +61,7 @@ class FewRows(BlockKernel):
 
     @property
     def shared(self) -> int:
-        return 4 * WARPS * self.halves * self.outputs * FEW
+        return 4 * _WARPS * self.halves * self.outputs * FEW
 
     def blocks(self, n: int) -> int:
         return -(-n // self.outputs)
@@ -86,7 +86,7 @@ class _Emitter:
         self.group, self.quad = f.lane32() >> 2, f.lane32() & 3
         self.first = f.block_number().to(i64) * kernel.outputs
         self.steps = kernel.k // STEP  # of all warps
-        self.own_steps = -(-self.steps // WARPS)
+        self.own_steps = -(-self.steps // _WARPS)
         weights = [f.arg(args, 2 + i) for i in range(kernel.halves)]
         self.rows: list[Value] = []  # where this lane's rows of the weight begin
         for weight in weights:
@@ -122,7 +122,7 @@ class _Emitter:
     def _place(self, step: Value) -> tuple[Value, Value]:
         """The first column of this lane in a step of this warp, and whether there is one."""
         f = self.f
-        number = step * WARPS + self.warp.to(i64)
+        number = step * _WARPS + self.warp.to(i64)
         there = f.min(number, self.steps - 1)
         return there * STEP + (self.quad << 3).to(i64), number < self.steps
 
@@ -130,7 +130,7 @@ class _Emitter:
         """The weights of some steps; those behind the last are 0."""
         f, found = self.f, list[list[Value]]()
         ahead = min(_AHEAD, self.own_steps)
-        divides = self.steps % (WARPS * ahead) == 0  # what is loaded behind the last is not used
+        divides = self.steps % (_WARPS * ahead) == 0  # what is loaded behind the last is not used
         for i in range(ahead):
             column, inside = self._place(first + i)
             step: list[Value] = []
@@ -171,6 +171,8 @@ class Tiles(Protocol):
     """A kernel whose blocks have tiles of sums."""
 
     @property
+    def threads(self) -> int: ...
+    @property
     def m(self) -> int: ...
     @property
     def tiles(self) -> int: ...
@@ -207,7 +209,7 @@ def store_sums(
         totals = []
         for half in range(kernel.halves):
             total = f.const(0.0, f32)
-            for warp in range(WARPS):
+            for warp in range(kernel.threads // WARP):
                 offset = warp * (tile * count) + half * kernel.tiles * tile
                 total = total + f.load_shared(place, f32, offset)
             totals.append(total)

@@ -2,7 +2,7 @@
 
 Rows of the weight are the left side of small products, rows of x the eight columns of the right
 side, one digit of them at a time. A product spans a block of 32 columns, so that sums are exact
-before they are scaled. Eight warps divide the columns; a lane loads four blocks of a row together.
+before they are scaled. Warps divide the columns; a lane loads four blocks of a row together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
-from rlx.backends.cuda.kernels.gemm.few_rows import FEW, TILE, WARPS, store_sums
+from rlx.backends.cuda.kernels.gemm.few_rows import FEW, TILE, store_sums
+from rlx.backends.cuda.kernels.gemm.plan import BLOCKS
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run, words
 from rlx.backends.cuda.kernels.qgemm.digits import (
     DIGITS,
@@ -47,6 +48,7 @@ class FewPackedRows(BlockKernel):
     epilogue: Epilogue
     tiles: int
     many: bool
+    warps: int
 
     @property
     def label(self) -> str:
@@ -54,7 +56,7 @@ class FewPackedRows(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return WARPS * WARP
+        return self.warps * WARP
 
     @property
     def halves(self) -> int:
@@ -66,14 +68,14 @@ class FewPackedRows(BlockKernel):
 
     @property
     def shared(self) -> int:
-        return 4 * WARPS * self.halves * self.outputs * FEW
+        return 4 * self.warps * self.halves * self.outputs * FEW
 
     def blocks(self, n: int) -> int:
         """Blocks for `m` rows of x."""
         return -(-n // self.outputs)
 
     def emit(self, m: KernelModule) -> None:
-        _Emitter(m.begin_block(self.threads, self.shared, 2), self).emit()
+        _Emitter(m.begin_block(self.threads, self.shared, 16 // self.warps), self).emit()
 
 
 def few_packed_rows_for(
@@ -81,7 +83,11 @@ def few_packed_rows_for(
 ) -> FewPackedRows:
     roomy = not epilogue.pair and scheme not in ("Q5_K", "Q6_K")  # registers suffice
     tiles = 2 if roomy and n >= 2 * TILE * MANY else 1
-    return FewPackedRows(scheme, m, k, epilogue, tiles, many)
+    warps: tuple[int, ...] = (8,)
+    if -(-n // (TILE * tiles)) <= BLOCKS:  # each multiprocessor has one block at most
+        warps = (8, 12, 16)
+    fewest = min(warps, key=lambda w: -(-k // (_COLUMNS * w)))
+    return FewPackedRows(scheme, m, k, epilogue, tiles, many, fewest)
 
 
 class _Emitter:
@@ -100,7 +106,7 @@ class _Emitter:
             block, self.row0 = block - number * across, number * kernel.m
         self.first = block * kernel.outputs
         self.steps = kernel.k // _COLUMNS  # of all warps
-        self.own_steps = -(-self.steps // WARPS)
+        self.own_steps = -(-self.steps // kernel.warps)
         self.places, size = offsets(kernel.scheme, kernel.k)
         self.rows: list[Value] = []  # where this lane's rows of the weight begin
         for i in range(kernel.halves):
@@ -137,7 +143,7 @@ class _Emitter:
     def _place(self, step: Value) -> tuple[Value, Value]:
         """The first block of a step of this warp, and whether it is there."""
         f = self.f
-        number = step * WARPS + self.warp.to(i64)
+        number = step * self.kernel.warps + self.warp.to(i64)
         return f.min(number, self.steps - 1) * _BLOCKS, number < self.steps
 
     # -- weights ----------------------------------------------------------------------------------

@@ -18,15 +18,25 @@ from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, scatter_sums
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS
 from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, load_run
-from rlx.backends.cuda.kernels.qgemm.digits import add_products, factors, quant_bytes, split
+from rlx.backends.cuda.kernels.qgemm.digits import (
+    RECORD,
+    SCALE_AT,
+    Scale,
+    add_products,
+    digit_words,
+    factors,
+    quant_bytes,
+)
 from rlx.backends.cuda.kernels.qgemm.packed_rows import shared_words
 from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
 from rlx.ir.dtype import f32 as _F32
-from rlx.llvm.builder import Value, f32, i16, i32, i64
+from rlx.llvm.builder import Value, f32, i16, i32, i64, vec
 from rlx.support.records import dataclass
 
 _CHUNK = 32  # columns that a lane has
-_MOST_WARPS, _FEWER_WARPS = 16, 12
+_PASS = 128  # columns that a warp splits at a time
+_MOST_RECORDS = 16 << 10  # bytes
+_MOST_WARPS = 16
 _ROOM = 112 << 10  # bytes of shared memory, of which a multiprocessor has twice as much
 _MOST_SLOTS = 16
 _MOST_OWN = 2  # chunks of a lane, whose digits lie in registers
@@ -86,7 +96,7 @@ class StreamGemv(BlockKernel):
         """Of a block, at most."""
         return self.teams * (-(-self.items // (self.blocks * self.teams)))
 
-    # -- shared memory: mbarriers, sums of squares, sums of rows, slots ---------------------------
+    # -- shared memory: mbarriers, sums of squares, sums of rows, x, slots ------------------------
 
     @property
     def squares_at(self) -> int:
@@ -97,9 +107,19 @@ class StreamGemv(BlockKernel):
         return self.squares_at + 4 * self.warps
 
     @property
-    def slots_at(self) -> int:
+    def records_at(self) -> int:
         sums = 4 * self.block_items * self.halves * self.rows * self.split
         return -(-(self.sums_at + sums) // 128) * 128
+
+    @property
+    def shares(self) -> bool:
+        """Whether the digits of all of x lie in shared memory for a while."""
+        return self.k // 32 * RECORD <= _MOST_RECORDS
+
+    @property
+    def slots_at(self) -> int:
+        count = self.k // 32 if self.shares else self.warps * (_PASS // 32)
+        return -(-(self.records_at + RECORD * count) // 128) * 128
 
     @property
     def shared(self) -> int:
@@ -121,9 +141,7 @@ def stream_gemv_for(
     if own > _MOST_OWN:
         return None
     divide = -(-units // own)
-    # minima of k-quants take registers, of which a thread of 16 warps has 64
-    most = warps or (_FEWER_WARPS if divide > 1 and scheme in ("Q4_K", "Q5_K") else _MOST_WARPS)
-    teams = max(1, most // divide)
+    teams = max(1, (warps or _MOST_WARPS) // divide)
     for count in (rows,) if rows else (8, 4, 2, 1):
         if count > n:
             continue
@@ -174,7 +192,7 @@ class _Emitter:
         f.if_(self.is_leader, self._begin)
         f.barrier()
         f.wait_for_previous()
-        operands = [self._operands(j) for j in range(kernel.own)]
+        operands = self._split_x()
 
         def body(item: Value, slot: Value, parity: Value) -> list[Value]:
             if kernel.split > 1:  # the slot of the item before is free by now, or soon
@@ -245,6 +263,9 @@ class _Emitter:
         return back, parity ^ is_first.to(i32, signed=False)
 
     # -- x ----------------------------------------------------------------------------------------
+    # A warp splits 128 columns at a time, eight lanes each 32 of them, and leaves records in shared
+    # memory, of which each lane takes its own. Where all records have room the block shares the
+    # work; else each warp splits what its lanes need.
 
     @property
     def _swap(self) -> Value:
@@ -252,52 +273,105 @@ class _Emitter:
         wait for each other."""
         return (self.lane >> 2) & 1
 
-    def _operands(self, j: int) -> list[Value]:
-        """A lane's columns of x as digits, their scale and their sum."""
+    def _split_x(self) -> list[list[Value]]:
+        """Of each chunk of a lane: words of digits, their scale and their sum."""
         f, kernel = self.f, self.kernel
-        values = self._x(j)
-        values = [f.select(self.inside[j], v, 0.0) for v in values]
-        words, scale, total = split(f, values)
-        if kernel.scheme == "Q8_0":
-            swapped, found = self._swap.ne(0), list[Value]()
-            for at in range(0, len(words), 8):
-                low, high = words[at : at + 4], words[at + 4 : at + 8]
-                for a, b in ((low, high), (high, low)):
-                    found += [f.select(swapped, v, w) for v, w in zip(b, a, strict=True)]
-            words = found
-        return [*words, scale, total]
+        total = f.const(0.0, f32)
+        if kernel.shares:
+            step = f.i32(kernel.warps * _PASS)
 
-    def _x(self, j: int) -> list[Value]:
-        """A lane's columns, times gamma if they are normed; the squares of x are added up."""
+            def split_part(column: Value, total: Value) -> Value:
+                at = (column >> 5) * RECORD + kernel.records_at
+                return self._split_pass(column, at, total, f.block_number().eq(0))
+
+            last = f.i32(kernel.k)
+            [total] = f.loop(self.warp * _PASS, last, step, [total], split_part)
+            self._keep_square(total)
+            f.barrier()
+            at = [c * RECORD + kernel.records_at for c in self.chunks]
+            return [self._own(self._record(a), j) for j, a in enumerate(at)]
+        found, first_team = [], f.block_number().eq(0) & self.team.eq(0)
+        for j in range(kernel.own):
+            place = self.warp * (RECORD * _PASS // 32) + kernel.records_at
+            first = (self.part + kernel.split * j) * (_CHUNK * WARP)
+            mine = place + (self.lane & 3) * RECORD
+
+            def split_own(
+                i: Value, total: Value, *record: Value, first: Value = first,
+                place: Value = place, mine: Value = mine,
+            ) -> list[Value]:  # fmt: skip
+                column = first + i * _PASS
+                there = column < kernel.k
+                column = f.min(column, kernel.k - _PASS)
+                more = self._split_pass(column, place, f.const(0.0, f32), first_team & there)
+                f.warp_barrier()
+                kept = list(record)
+                own = f.if_((self.lane >> 2).eq(i), lambda: self._record(mine), lambda: kept)
+                f.warp_barrier()
+                return [total + f.select(there, more, 0.0), *own]
+
+            empty = [f.i32(0)] * (SCALE_AT // 4) + [f.const(0.0, f32)] * 2
+            passes = f.i32(_CHUNK * WARP // _PASS)
+            total, *record = f.loop(f.i32(0), passes, f.i32(1), [total, *empty], split_own)
+            found.append(self._own(record, j))
+        self._keep_square(total)
+        return found
+
+    def _split_pass(self, first: Value, at: Value, total: Value, keeps: Value) -> Value:
+        """Split 128 columns from `first` on into records at an address of shared memory; the sum of
+        the lane's squares, added to `total`."""
         f, kernel = self.f, self.kernel
-        first = (self.chunks[j] * _CHUNK).to(i64)
-        found = load_run(f, self.x, first, _CHUNK, _F32)
+        column = (first + self.lane * 4).to(i64)
+        values = load_run(f, self.x, column, 4, _F32)
+        if kernel.norm is not None:
+            gamma, *residual = self.norm_args
+            if residual:
+                more = load_run(f, residual[0], column, 4, _F32)
+                values = [a + b for a, b in zip(values, more, strict=True)]
+                to, whole = f.gep(self.norm_args[2], column, 4), f.join(values)
+                f.if_(keeps, lambda: f.store(whole, to, align=16))
+            for v in values:
+                total = f.fma(v, v, total)
+            factors = load_run(f, gamma, column, 4, _F32)
+            values = [a * b for a, b in zip(values, factors, strict=True)]
+        largest = f.i32(0)
+        for v in values:
+            largest = f.max(largest, v.bits(i32) & 0x7FFFFFFF)
+        for distance in (1, 2, 4):
+            largest = f.max(largest, f.exchange(largest, distance))
+        power = Scale(f, largest)
+        words, whole_sum = digit_words(f, power, values)
+        for distance in (1, 2, 4):
+            whole_sum = whole_sum + f.exchange(whole_sum, distance)
+        record, number = at + (self.lane >> 3) * RECORD, self.lane & 7
+        for i, word in enumerate(words):
+            f.store_shared(word, record + number * 4, 32 * i)
+        scale = power.value()
+        pair = f.join([scale, whole_sum.to(f32) * scale])
+        f.if_(number.eq(0), lambda: f.store_shared(pair, record, SCALE_AT, align=8))
+        return total
+
+    def _record(self, at: Value) -> list[Value]:
+        """The words, the scale and the sum of a record, as lanes have quants."""
+        f, found = self.f, list[Value]()
+        swap = self._swap * 16 if self.kernel.scheme == "Q8_0" else f.i32(0)
+        for i in range(0, SCALE_AT, 32):
+            found += shared_words(f, at + swap, i, 4) + shared_words(f, at + (swap ^ 16), i, 4)
+        pair = f.load_shared(at, vec(2, f32), SCALE_AT, align=8)
+        return [*found, f.extract(pair, 0), f.extract(pair, 1)]
+
+    def _own(self, record: list[Value], j: int) -> list[Value]:
+        """Lanes behind the last column count nothing."""
+        scale, total = (self.f.select(self.inside[j], v, 0.0) for v in record[-2:])
+        return [*record[:-2], scale, total]
+
+    def _keep_square(self, total: Value) -> None:
+        f, kernel = self.f, self.kernel
         if kernel.norm is None:
-            return found
-        gamma, *residual = self.norm_args
-        if residual:
-            more = load_run(f, residual[0], first, _CHUNK, _F32)
-            found = [a + b for a, b in zip(found, more, strict=True)]
-            keeps = f.block_number().eq(0) & self.team.eq(0) & self.inside[j]
-            f.if_(keeps, partial(self._store_row, first, found))
-        total = found[0] * found[0]
-        for v in found[1:]:
-            total = f.fma(v, v, total)
-        self._add_square(j, f.select(self.inside[j], total, 0.0))
-        factors = load_run(f, gamma, first, _CHUNK, _F32)
-        return [a * b for a, b in zip(found, factors, strict=True)]
-
-    def _store_row(self, first: Value, numbers: list[Value]) -> None:
-        f = self.f
-        to = f.gep(self.norm_args[2], first, 4)
-        for i in range(0, _CHUNK, 4):
-            f.store(f.join(numbers[i : i + 4]), to, 4 * i, align=16)
-
-    def _add_square(self, j: int, total: Value) -> None:
-        f, place = self.f, self.warp * 4 + self.kernel.squares_at
+            return
         whole = f.warp_sum(total)
-        for _ in f.when(self.lane.eq(0)):
-            f.store_shared(whole + f.load_shared(place, f32) if j else whole, place)
+        place = self.warp * 4 + kernel.squares_at
+        f.if_(self.lane.eq(0), lambda: f.store_shared(whole, place))
 
     # -- products ---------------------------------------------------------------------------------
 
@@ -402,6 +476,7 @@ class _Emitter:
         if kernel.norm is None:
             return None
         whole = f.load_shared(f.i32(kernel.squares_at), f32)
-        for part in range(1, kernel.split):  # those of the first team
+        parts = kernel.warps if kernel.shares else kernel.split  # those of the first team
+        for part in range(1, parts):
             whole = whole + f.load_shared(f.i32(kernel.squares_at), f32, 4 * part)
         return 1.0 / f.sqrt(whole * (1.0 / kernel.k) + kernel.norm.eps)
