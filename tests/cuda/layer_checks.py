@@ -381,6 +381,8 @@ def experts(kind: str, rows: tuple[int, ...], count: int, n: int, k: int) -> Non
 
 for _kind in ("BF16", "F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS"):
     LAYERS[f"experts {_kind}"] = lambda kind=_kind: experts(kind, (5, 200), 6, 34, 256)
+for _kind in ("MXFP4", "Q8_0", "Q5_1"):
+    LAYERS[f"experts {_kind} of 288"] = lambda kind=_kind: experts(kind, (5, 300), 3, 130, 288)
 
 
 @layer

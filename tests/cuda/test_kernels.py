@@ -707,7 +707,34 @@ def test_parts_of_a_row_are_aligned() -> None:
     for name in row_planes.PARTS:
         places, size = row_planes.offsets(name, 768)
         assert all(at % 16 == 0 for at in (*places.values(), size)), name
-        assert not row_planes.suits(name, 128)
+        assert not row_planes.suits(name, 144)
+
+
+@pytest.mark.parametrize(
+    ("name", "k"), [("Q8_0", 288), ("Q4_0", 96), ("MXFP4", 2880), ("Q5_1", 160), ("NVFP4", 320)]
+)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_rows_of_blocks_of_32(backend: CudaBackend, name: str, k: int, rows: int) -> None:
+    """Rows need be no multiples of 256. Many rows round x and weights to f16."""
+    scheme = GGUF_SCHEMES[name]
+    packed = encode(scheme, draw(1, 38, k)).data
+    weights = decode(scheme, packed)
+
+    def build(g: Graph) -> Any:
+        w = g.param("w", list(packed.shape), "u8")
+        return (
+            g.dequant_matmul(g.input("x", [rows, k]), w, scheme=scheme),
+            g.dequant_gather(w, g.input("i", [3], "i32"), scheme=scheme),
+        )
+
+    made = compiled(backend, build).set_param("w", packed)
+    x, ids = draw(9, rows, k), np.array([37, 0, 7], np.int32)
+    got = made.run(x=x, i=ids)
+    np.testing.assert_allclose(got[1], weights[ids], rtol=2**-22, atol=2**-22 * weights.max())
+    want = x.astype(np.float64) @ weights.astype(np.float64).T
+    most = 2**-11 if rows > 16 else 2**-19
+    assert np.linalg.norm(got[0] - want) < most * np.linalg.norm(want)
+    assert not any("dequant(" in x.label for x in made.executable.program.launches)
 
 
 # -- attention, the KV cache and sampling --------------------------------------------------------

@@ -143,7 +143,8 @@ class CudaDecodeLoop(DecodeLoop):
         while left or waiting:
             while left and len(waiting) < 2:
                 half, number = queued % 2, left.popleft()
-                self._keep_states(half)
+                if stop and count > 1:
+                    self._keep_states(half)
                 waiting.append((number, half, self._queue(number, self._halves[half])))
                 queued += 1
             number, half, read = waiting.popleft()

@@ -198,6 +198,8 @@ class _Part:
         scheme = str(op.scheme.name)
         if scheme not in WEIGHTS or w.node.op.name != "param":
             raise Unsuited(f"weights are {scheme}")
+        if x.shape.dims[-1] % 256:  # type: ignore[operator]
+            raise Unsuited("rows of packed weights are no multiples of 256")
         return Weight(w, w.shape.static_dims[0], int(x.shape.dims[-1]), scheme)  # type: ignore[arg-type]
 
     def product(self, node: Node) -> tuple[Value, Weight]:

@@ -48,7 +48,7 @@ for _name, _run in RUNS.items():
 
 def suits(scheme: str, k: int) -> bool:
     """Whether there are kernels for rows of k elements."""
-    return scheme in PARTS and k % 256 == 0
+    return scheme in PARTS and k % 32 == 0
 
 
 def offsets(scheme: str, k: int) -> tuple[dict[str, int], int]:
@@ -56,7 +56,7 @@ def offsets(scheme: str, k: int) -> tuple[dict[str, int], int]:
     found, at = {}, 0
     for name, size in PARTS[scheme]:
         found[name] = at
-        at += -(-size * (k // 256) // 16) * 16
+        at += -(-size * k // 256 // 16) * 16
     return found, at
 
 
@@ -102,7 +102,7 @@ def decoded(scheme: str, rows: Array, k: int) -> Array:
     places, sizes = offsets(scheme, k)[0], dict(PARTS[scheme])
 
     def part(name: str, dtype: str) -> Array:
-        at, size = places[name], sizes[name] * (k // 256)
+        at, size = places[name], sizes[name] * k // 256
         return np.ascontiguousarray(rows[:, at : at + size]).view(dtype)
 
     def spread(scales: Array) -> Array:

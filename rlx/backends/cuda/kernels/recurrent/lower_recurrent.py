@@ -7,12 +7,13 @@ from typing import Any
 from rlx.backends.carried_state import carried_state
 from rlx.backends.cuda.builder import WARP
 from rlx.backends.cuda.kernel import BlockKernel
-from rlx.backends.cuda.kernels.gemm.problem import is_aligned
+from rlx.backends.cuda.kernels.gemm.problem import is_aligned, row_stride
 from rlx.backends.cuda.kernels.recurrent import delta_net, selective_scan
 from rlx.backends.cuda.kernels.recurrent.delta_net import DeltaNet
 from rlx.backends.cuda.kernels.recurrent.selective_scan import SelectiveScan
-from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, lowers
+from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, Layouts, lowers
 from rlx.backends.kernel_args import Pointer
+from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
 
 _FLOATS = ("f32", "bf16", "f16")
@@ -27,7 +28,15 @@ def _has_scan(node: Node) -> bool:
     return _are_narrow(node) and isinstance(size, int) and 0 < size <= WARP * selective_scan.MOST
 
 
-@lowers("selective_scan", when=_has_scan, strided=False)
+_TOKENS = (0, 1, 3, 4)  # operands of a scan that have rows for tokens
+
+
+def _reads(node: Node, layouts: Layouts) -> set[int]:
+    """The operands whose rows are read where they lie."""
+    return {i for i in _TOKENS if row_stride(node.inputs[i], layouts) is not None}
+
+
+@lowers("selective_scan", when=_has_scan, strided=_reads)
 def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     names = ["u", "delta", "a", "b", "c", *["d"] * op.has_d, *["state"] * op.has_state]
@@ -41,7 +50,8 @@ def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     kernel = SelectiveScan(**types, last=last.dtype, size=size, one=tokens == 1)
     operands = [_pointer(given.get(n)) for n in ("u", "delta", "a", "b", "c", "d", "state")]
     home = carried_state(last, ctx)
-    args = [*operands, Pointer(y), Pointer(home), batch, tokens, inner]
+    strides = [_apart(node.inputs[i], ctx) for i in _TOKENS]
+    args = [*operands, Pointer(y), Pointer(home), batch, tokens, inner, *strides]
     blocks = -(-ctx.upper(batch * inner) // kernel.channels)
     return _launches(kernel, args, blocks, node, [y, home])
 
@@ -52,6 +62,12 @@ def _launches(
     """One launch, which is merged with its neighbours if they do not depend on each other."""
     made = KernelLaunch(kernel, args, blocks=blocks, reads=node.inputs, writes=writes)
     return [made] if blocks else []
+
+
+def _apart(rows: Value, ctx: Context) -> Dim:
+    """How far apart rows lie; others than `_reads` finds were copied."""
+    found = row_stride(rows, ctx)
+    return rows.shape.dims[-1] if found is None else found
 
 
 def _pointer(value: Value | None) -> KernelArg:

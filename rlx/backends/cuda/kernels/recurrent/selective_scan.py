@@ -22,7 +22,8 @@ _LOG2_E_REST = 1.9259629911266175e-08  # of the logarithm as an f32
 
 @dataclass(frozen=True)
 class SelectiveScan(BlockKernel):
-    """args: u, delta, a, b, c, d, state (0 where there is none), y, last, batch, tokens, channels
+    """args: u, delta, a, b, c, d, state (0 where there is none), y, last, batch, tokens, channels,
+    then how many elements the tokens of u, delta, b and c are apart
 
     h ← exp(delta·a)·h + delta·b·u; y = Σ c·h + d·u.
     """
@@ -69,6 +70,9 @@ class _Scan:
         names = ("u", "delta", "a", "b", "c", "d", "state", "y", "last")
         self.base = {name: f.arg(args, i) for i, name in enumerate(names)}
         self.batch, self.tokens, self.inner = (f.arg(args, i, i64) for i in (9, 10, 11))
+        self.apart = {
+            name: f.arg(args, 12 + i, i64) for i, name in enumerate(("u", "delta", "b", "c"))
+        }
         self.lane = (f.thread() & kernel.lanes - 1).to(i64)
         # which numbers of the state this lane has, and whether they are there
         places = [self.lane + i for i in range(0, kernel.size, kernel.lanes)]
@@ -129,9 +133,9 @@ class _Scan:
     def _numbers(self, s: Value) -> list[Value]:
         """What a token brings: u, delta, and its b and c of this lane."""
         token = self.sequence * self.tokens + s
-        at, row = token * self.inner + self.channel, token * self.kernel.size
-        found = [self._load("u", at), self._load("delta", at)]
-        return found + [self._load(name, row + n) for name in "bc" for n in self.places]
+        rows = {name: token * apart for name, apart in self.apart.items()}
+        found = [self._load(name, rows[name] + self.channel) for name in ("u", "delta")]
+        return found + [self._load(name, rows[name] + n) for name in "bc" for n in self.places]
 
     def _token(
         self, s: Value, a: list[Value], state: list[Value], skip: Value | None,
