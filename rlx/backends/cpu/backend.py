@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend, Parts, PlanInfo
 from rlx.backends.cpu.executable import CpuExecutable
+from rlx.backends.cpu.first_touch import arena_touched_ahead
 from rlx.backends.cpu.program import link
 from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.backends.cpu.thread_pool import get_thread_pool
@@ -103,10 +104,10 @@ class CpuBackend(Backend):
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
-        program, kernels = self._compiler.compile_program(lir, self.workers(options))
-        return CpuExecutable(
-            link(program, kernels), PlanInfo.of(lir), get_thread_pool(program.workers)
-        )
+        with arena_touched_ahead(lir) as arena:
+            program, kernels = self._compiler.compile_program(lir, self.workers(options))
+            linked = link(program, kernels, arena)
+        return CpuExecutable(linked, PlanInfo.of(lir), get_thread_pool(program.workers))
 
     # -- programs on disk -------------------------------------------------------------------------
 
