@@ -322,3 +322,25 @@ def test_errors_say_what_was_expected() -> None:
         g = rlx.Graph("opaque")
         g.set_outputs(g.sum(made(g, g.input("x", [3]))))
         rlx.grad(rlx.GraphModule.from_graph(g))
+
+
+@pytest.mark.parametrize("shapes", [((5, 3), (3, 4)), ((3,), (3, 4)), ((2, 5, 3), (3, 4)),
+                                    ((2, 5, 3), (2, 3, 4))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_products_of_two_float_types(shapes: Any, narrow: int) -> None:
+    """Gradients have the types of their operands, and those of operands that are all f32."""
+    rng = np.random.default_rng(3)
+    given = [rnp.asarray(rng.normal(size=s).astype("f4")) for s in shapes]
+    given[narrow] = given[narrow].astype("bf16")
+
+    def loss(a: Any, b: Any) -> Any:
+        return rnp.sum(rnp.sin(a @ b))
+
+    wide = [x.astype("f32") for x in given]
+    for f in (loss, lambda a, b: sum(rnp.sum(g * g) for g in rlx.grad(loss, (0, 1))(a, b))):
+        found, expected = rlx.grad(f, (0, 1))(*given), rlx.grad(f, (0, 1))(*wide)
+        for g, x, exact in zip(found, given, expected, strict=True):
+            assert g.dtype == x.dtype
+            # bf16 rounds by 2^-9; second derivatives pass through two such roundings
+            off = np.abs(np.asarray(g.astype("f32")) - np.asarray(exact))
+            assert off.max() <= 2**-6 * np.abs(np.asarray(exact)).max()
