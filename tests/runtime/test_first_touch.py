@@ -64,5 +64,6 @@ def test_small_and_dynamic_arenas_are_left_to_the_run(monkeypatch: pytest.Monkey
     with first_touch.arena_touched_ahead(planned(1024)) as arena:
         assert arena is not None
     assert not arena.any()
-    with first_touch.arena_touched_ahead(planned("n", binding=DimBinding().set_dynamic("n", 4096))) as arena:
+    dynamic = planned("n", binding=DimBinding().set_dynamic("n", 4096))
+    with first_touch.arena_touched_ahead(dynamic) as arena:
         assert arena is None
