@@ -344,3 +344,25 @@ def test_products_of_two_float_types(shapes: Any, narrow: int) -> None:
             # bf16 rounds by 2^-9; second derivatives pass through two such roundings
             off = np.abs(np.asarray(g.astype("f32")) - np.asarray(exact))
             assert off.max() <= 2**-6 * np.abs(np.asarray(exact)).max()
+
+
+def test_custom_ops_are_functions_of_arrays() -> None:
+    cube = rlx.custom_op(
+        "test.cube", infer=lambda x, *, scale=1.0: x,
+        reference=lambda x, *, scale=1.0: scale * x**3,
+        gradient=lambda g, inputs, outputs, grads, *, scale=1.0: g.mul(
+            grads[0], g.mul(g.square(inputs[0]), 3.0 * scale)
+        ),
+    )  # fmt: skip
+    ends = rlx.custom_op("test.ends", infer=lambda x: (x, x), reference=lambda x: (x + 1, x - 1))
+    x = draw(2, 3)
+    close(cube(x, scale=2.0), 2 * x**3)
+    close(rlx.jit(lambda x: cube(rnp.sin(x)))(x), np.sin(x) ** 3)
+    close(rlx.grad(lambda x: rnp.sum(cube(x, scale=2.0)))(x), 6 * x**2)
+    close(rlx.vmap(rlx.grad(lambda x: rnp.sum(cube(x))))(x), 3 * x**2)
+    for found, expected in zip(ends(rnp.asarray(x)), (x + 1, x - 1), strict=True):
+        close(found, expected)
+    with pytest.raises(rlx.UnsupportedError, match=r"test\.ends has no gradient"):
+        rlx.grad(lambda x: rnp.sum(ends(x)[0]))(x)
+    with pytest.raises(rlx.AttributeValueError, match="unknown attribute; got size"):
+        cube(x, size=1)
