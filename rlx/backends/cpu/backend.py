@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.compiler import Compiler
     from rlx.backends.cpu.inspection import CpuInspection
 
+MANY_NODES = 2000
+"""Of a graph before passes, as of a training step: its kernels will keep two processes busy."""
+
 
 class CpuBackend(Backend):
     name = "cpu"
@@ -72,6 +75,12 @@ class CpuBackend(Backend):
         trim_compiler_memory()
 
     # -- compilation ------------------------------------------------------------------------------
+
+    def expect_graph(self, nodes: int) -> None:
+        if nodes >= MANY_NODES:
+            from rlx.llvm.parallel_compile import start_early
+
+            start_early()
 
     @property
     def updates_in_place(self) -> bool:
