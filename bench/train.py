@@ -8,7 +8,8 @@ with the others on the same batches. A row's peer is the best of them. Bars, for
 - rate: tokens or images a second, by the median step;
 - memory: the most that the process had resident, its libraries included;
 - first: seconds until the first step is done, importing left out, with empty caches; begin: the
-  same less a usual step, which is what tracing, compiling and the first touch of memory take.
+  same less a usual step, which is what tracing, compiling and the first touch of memory take. Our
+  sources have bytecode, as those of installed packages have.
 
 `--losses N` makes N steps of each model instead, and compares the losses of all; a CNN with batch
 norms magnifies rounding, and is left out. `--batch` and `--context` say other sizes. `--library
@@ -19,6 +20,7 @@ to a curve, such as that of LoRA on `--random-tokens`.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import os
 import statistics
@@ -62,6 +64,7 @@ def start(library: str, model: str, python: str, threads: int, folder: str) -> P
     if library == "rlx":
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         env["PYTHONPATH"], python = os.pathsep.join(p for p in paths if p), sys.executable
+        compileall.compile_dir(ROOT / "rlx", quiet=1)
     arguments = [threads, library] + ["lora"] * (model == "lora")
     return Peer(
         python, "train_server.py", *arguments, requirements="requirements-train.txt", env=env

@@ -62,7 +62,6 @@ from rlx.ir.lir import Lir as Lir
 from rlx.ir.module import GraphModule as GraphModule, GraphStage as GraphStage
 from rlx.ir.node import Node as Node, Origin as Origin, Value as Value
 from rlx.ir.op import Op as Op, op as op
-from rlx.ir.ops.custom import custom_op as custom_op
 from rlx.ir.phase import (
     Phase as Phase,
     PhaseSchedule as PhaseSchedule,
@@ -130,6 +129,7 @@ from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
 from rlx.numpy.array import Array as Array
+from rlx.numpy.array_op import custom_op as custom_op
 from rlx.onnx.onnx_model import OnnxModel as OnnxModel
 from rlx.pytorch.entry import from_torch as from_torch
 from rlx.numpy.mapped_axis import (

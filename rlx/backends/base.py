@@ -259,6 +259,9 @@ class Backend(ABC):
 
     # -- lowering ---------------------------------------------------------------------------------
 
+    def expect_graph(self, nodes: int) -> None:  # noqa: B027
+        """Passes begin on a graph of so many nodes, and its compilation comes next."""
+
     @abstractmethod
     def has_native(self, node: Node) -> bool:
         """Whether the device has a kernel for this node; else the node is decomposed."""

@@ -64,8 +64,22 @@ def _num_workers(units: Sequence[Unit]) -> int:
     seconds = sum(unit.text.count("\n") for unit in units) * SECONDS_PER_LINE
     if len(units) < 2 or seconds < (MIN_SECONDS_TO_USE if _running() else MIN_SECONDS_TO_START):
         return 0
+    return min(_num_cores() - 1, MAX_WORKERS, len(units) - 1, int(seconds / 0.3) or 1)
+
+
+def _num_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min((cores or 1) - 1, MAX_WORKERS, len(units) - 1, int(seconds / 0.3) or 1)
+    return cores or 1
+
+
+def start_early() -> None:
+    """Start a worker for a batch to come, unless one runs: at the end of the passes, which leave a
+    core idle, it is ready."""
+    if _num_cores() > 1 and _in_use.acquire(blocking=False):
+        try:
+            _take_workers(1)
+        finally:
+            _in_use.release()
 
 
 def _compile_parallel(

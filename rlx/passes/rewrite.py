@@ -203,6 +203,14 @@ class Editor:
             self.returned[by] += self.returned.pop(value)
         self.remove_dead(value.node)
 
+    def redirect(self, user: Node, value: Value, by: Value) -> None:
+        """Let one node read `by` instead of `value`, which has other uses."""
+        self.changed = True
+        count = sum(v is value for v in user.inputs)
+        user.inputs = tuple([by if v is value else v for v in user.inputs])
+        self.users[by] += [user] * count
+        self.users[value] = [u for u in self.users[value] if u is not user]
+
     def remove_dead(self, node: Node) -> None:
         """Remove `node` if it is dead, then the operands that die with it."""
         todo = [node]

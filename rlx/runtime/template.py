@@ -210,6 +210,7 @@ def make_template(
     require_known(options.binding, _symbols_of(source), source.name)
     backend = device.for_profile(options.profile)
     debug(1, f"{source.name}: {len(source)} nodes for {backend.name}")
+    backend.expect_graph(len(source))
     result = run_pipeline(
         source,
         on_fire=_show_rule if debug_level() >= 6 else None,

@@ -44,9 +44,10 @@ class Case:
                 made[name] = np.asarray(given)
         return made
 
-    def draws(self) -> range:
+    def draws(self, first: int = 0, count: int = DRAWS) -> range:
+        """The numbers of draws; given values are one alone."""
         is_drawn = any(callable(v) or isinstance(v, str) for v in self.inputs.values())
-        return range(DRAWS if is_drawn else 1)
+        return range(first, first + count) if is_drawn else range(1)
 
 
 def directions(case: Case, draw: int, like: Mapping[str, Array], what: str) -> dict[str, Array]:

@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "nn"))
 import nn_cases
 from derivative_cases import ARRAYS, EDGES, Case, directions
+from own_derivatives import derivatives, distance, wide
 
 import rlx
 import rlx.numpy as rnp
 from rlx import nn
-from rlx.nn import functional as F
 
 _GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 GOLDENS = np.load(_GOLDENS / "derivatives.npz")
@@ -32,45 +32,13 @@ CLOSE = 1e-6
 
 
 def close(found: Any, name: str) -> None:
-    found, expected = np.asarray(found), GOLDENS[name]
-    assert found.shape == expected.shape
-    fine = np.isfinite(expected)
-    assert np.array_equal(np.isfinite(found), fine), f"{name}: {found} {expected}"
-    assert np.array_equal(found[~fine], expected[~fine].astype(found.dtype), equal_nan=True), name
-    size = 1 + np.max(np.abs(expected[fine]), initial=0.0)
-    off = np.max(np.abs(found[fine] - expected[fine]), initial=0.0)
-    assert off <= CLOSE * size, f"{name}: off by {off}\n{found}\n{expected}"
-
-
-def wide(arrays: Arrays) -> Arrays:
-    return {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in arrays.items()}
+    off = distance(found, GOLDENS[name])
+    assert off <= CLOSE, f"{name}: off by {off}\n{found}\n{GOLDENS[name]}"
 
 
 def compare(name: str, expression: str, case: Any, arrays: Arrays, draw: int = 0) -> None:
-    moving = {k: rnp.asarray(v) for k, v in arrays.items() if v.dtype.kind in "fc"}
-    fixed = {k: rnp.asarray(v) for k, v in arrays.items() if k not in moving}
-
-    def f(moving: Arrays) -> Any:
-        return eval(expression, {"np": rnp, "F": F, **fixed, **moving})
-
-    y, pullback = rlx.vjp(f, moving)
-    ct = directions(case, draw, {"y": np.asarray(y)}, "ct")["y"]
-    vs = directions(case, draw, arrays, "v")
-    firsts = [n for n in (f"{name}/{draw}/d{k}" for k in moving) if n in KNOWN]
-    assert firsts
-    for found, k in zip(pullback(ct)[0].values(), moving, strict=True):
-        if f"{name}/{draw}/d{k}" in KNOWN:
-            close(found, f"{name}/{draw}/d{k}")
-    if not any(f"{name}/{draw}/dd{k}" in KNOWN for k in moving):
-        return
-
-    def along(moving: Arrays) -> Any:
-        (cts,) = rlx.vjp(f, moving)[1](ct)
-        return sum(rnp.sum(rnp.real(cts[k] * vs[k])) for k in vs if f"{name}/{draw}/d{k}" in KNOWN)
-
-    for k, found in rlx.grad(along)(moving).items():
-        if f"{name}/{draw}/dd{k}" in KNOWN:
-            close(found, f"{name}/{draw}/dd{k}")
+    for golden, found in derivatives(name, expression, case, arrays, KNOWN, draw):
+        close(found, golden)
 
 
 @pytest.mark.parametrize("case", [*ARRAYS, *EDGES], ids=lambda c: c.name)

@@ -322,3 +322,47 @@ def test_errors_say_what_was_expected() -> None:
         g = rlx.Graph("opaque")
         g.set_outputs(g.sum(made(g, g.input("x", [3]))))
         rlx.grad(rlx.GraphModule.from_graph(g))
+
+
+@pytest.mark.parametrize("shapes", [((5, 3), (3, 4)), ((3,), (3, 4)), ((2, 5, 3), (3, 4)),
+                                    ((2, 5, 3), (2, 3, 4))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_products_of_two_float_types(shapes: Any, narrow: int) -> None:
+    """Gradients have the types of their operands, and those of operands that are all f32."""
+    rng = np.random.default_rng(3)
+    given = [rnp.asarray(rng.normal(size=s).astype("f4")) for s in shapes]
+    given[narrow] = given[narrow].astype("bf16")
+
+    def loss(a: Any, b: Any) -> Any:
+        return rnp.sum(rnp.sin(a @ b))
+
+    wide = [x.astype("f32") for x in given]
+    for f in (loss, lambda a, b: sum(rnp.sum(g * g) for g in rlx.grad(loss, (0, 1))(a, b))):
+        found, expected = rlx.grad(f, (0, 1))(*given), rlx.grad(f, (0, 1))(*wide)
+        for g, x, exact in zip(found, given, expected, strict=True):
+            assert g.dtype == x.dtype
+            # bf16 rounds by 2^-9; second derivatives pass through two such roundings
+            off = np.abs(np.asarray(g.astype("f32")) - np.asarray(exact))
+            assert off.max() <= 2**-6 * np.abs(np.asarray(exact)).max()
+
+
+def test_custom_ops_are_functions_of_arrays() -> None:
+    cube = rlx.custom_op(
+        "test.cube", infer=lambda x, *, scale=1.0: x,
+        reference=lambda x, *, scale=1.0: scale * x**3,
+        gradient=lambda g, inputs, outputs, grads, *, scale=1.0: g.mul(
+            grads[0], g.mul(g.square(inputs[0]), 3.0 * scale)
+        ),
+    )  # fmt: skip
+    ends = rlx.custom_op("test.ends", infer=lambda x: (x, x), reference=lambda x: (x + 1, x - 1))
+    x = draw(2, 3)
+    close(cube(x, scale=2.0), 2 * x**3)
+    close(rlx.jit(lambda x: cube(rnp.sin(x)))(x), np.sin(x) ** 3)
+    close(rlx.grad(lambda x: rnp.sum(cube(x, scale=2.0)))(x), 6 * x**2)
+    close(rlx.vmap(rlx.grad(lambda x: rnp.sum(cube(x))))(x), 3 * x**2)
+    for found, expected in zip(ends(rnp.asarray(x)), (x + 1, x - 1), strict=True):
+        close(found, expected)
+    with pytest.raises(rlx.UnsupportedError, match=r"test\.ends has no gradient"):
+        rlx.grad(lambda x: rnp.sum(ends(x)[0]))(x)
+    with pytest.raises(rlx.AttributeValueError, match="unknown attribute; got size"):
+        cube(x, size=1)

@@ -1,10 +1,14 @@
 """Makes derivatives.npz: derivatives by JAX and PyTorch, for tests/arrays. Needs both.
 
 python tests/goldens/make_derivatives.py
+
+With other draws and another file (--first N --draws N --out FILE) it is the peer of
+`python -m bench gradients`.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "arrays"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "nn"))
-from derivative_cases import ARRAYS, EDGES, Case, directions
+from derivative_cases import ARRAYS, DRAWS, EDGES, Case, directions
 from make_nn import Attention, Decoder
 from nn_cases import FUNCTIONS, LAYERS
 
@@ -40,8 +44,8 @@ def keep(name: str, x: Any) -> None:
     KEPT[name] = x.astype(np.complex64 if x.dtype.kind == "c" else np.float32)
 
 
-def by_jax(case: Case) -> None:
-    for draw in case.draws():
+def by_jax(case: Case, draws: range) -> None:
+    for draw in draws:
         arrays = case.arrays(draw)
         moving = {k: jnp.asarray(v) for k, v in arrays.items() if v.dtype.kind in "fc"}
         fixed = {k: jnp.asarray(v) for k, v in arrays.items() if k not in moving}
@@ -136,16 +140,21 @@ def of_layer(case: Any) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--out", default=str(Path(__file__).with_name("derivatives.npz")))
+    given = parser.parse_args()
     with sdpa_kernel(SDPBackend.MATH):  # the one that has second derivatives
-        all_of_torch()
+        all_of_torch(given.first, given.draws)
     for case in ARRAYS:
-        by_jax(case)
-    np.savez_compressed(Path(__file__).with_name("derivatives.npz"), **KEPT)
+        by_jax(case, case.draws(given.first, given.draws))
+    np.savez_compressed(given.out, **KEPT)
 
 
-def all_of_torch() -> None:
+def all_of_torch(first: int, draws: int) -> None:
     for case in EDGES:
-        for draw in case.draws():
+        for draw in case.draws(first, draws):
 
             def f(tensors: Any, case: Case = case) -> Any:
                 return eval(case.peer or case.expression, {**NAMES, **tensors})

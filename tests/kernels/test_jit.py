@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from kernel_support import run_module
 
+from rlx.backends.cpu.backend import MANY_NODES
 from rlx.errors import CodegenError, OptionError
 from rlx.llvm import jit, parallel_compile
 from rlx.llvm.builder import Module, f32, f64, i32, i64, ptr, vec
@@ -23,6 +24,7 @@ from rlx.llvm.disk_cache import DiskCache
 from rlx.llvm.elf import Image, ObjectFile
 from rlx.llvm.jit import Unit, compile_many, compile_unit, counters
 from rlx.llvm.target import Target
+from rlx.runtime.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
 FOREIGN = [
@@ -230,6 +232,22 @@ def test_a_helper_makes_the_same_code():
 
 def test_small_batches_start_no_process():
     assert parallel_compile._num_workers([adder(n) for n in range(20)]) == 0
+
+
+def test_large_graphs_start_a_worker_before_their_passes(monkeypatch):
+    monkeypatch.setattr(parallel_compile, "_num_cores", lambda: 2)
+    device = Session("cpu").device.backend
+    parallel_compile.stop()
+    try:
+        device.expect_graph(MANY_NODES - 1)
+        assert not parallel_compile._pool
+        device.expect_graph(MANY_NODES)
+        (worker,) = parallel_compile._pool
+        device.expect_graph(MANY_NODES)
+        assert parallel_compile._pool == [worker], "one that runs is enough"
+        assert worker.compile(adder(3)) == adder(3).compile()
+    finally:
+        parallel_compile.stop()
 
 
 def test_llvm_errors_show_the_line():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend, Parts, PlanInfo
 from rlx.backends.cpu.executable import CpuExecutable
+from rlx.backends.cpu.first_touch import arena_touched_ahead
 from rlx.backends.cpu.program import link
 from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.backends.cpu.thread_pool import get_thread_pool
@@ -27,6 +28,9 @@ from rlx.support.machine import usable_cores, worker_count
 if TYPE_CHECKING:
     from rlx.backends.cpu.compiler import Compiler
     from rlx.backends.cpu.inspection import CpuInspection
+
+MANY_NODES = 2000
+"""Of a graph before passes, as of a training step: its kernels will keep two processes busy."""
 
 
 class CpuBackend(Backend):
@@ -72,6 +76,12 @@ class CpuBackend(Backend):
 
     # -- compilation ------------------------------------------------------------------------------
 
+    def expect_graph(self, nodes: int) -> None:
+        if nodes >= MANY_NODES:
+            from rlx.llvm.parallel_compile import start_early
+
+            start_early()
+
     @property
     def updates_in_place(self) -> bool:
         return True
@@ -103,10 +113,10 @@ class CpuBackend(Backend):
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
-        program, kernels = self._compiler.compile_program(lir, self.workers(options))
-        return CpuExecutable(
-            link(program, kernels), PlanInfo.of(lir), get_thread_pool(program.workers)
-        )
+        with arena_touched_ahead(lir) as arena:
+            program, kernels = self._compiler.compile_program(lir, self.workers(options))
+            linked = link(program, kernels, arena)
+        return CpuExecutable(linked, PlanInfo.of(lir), get_thread_pool(program.workers))
 
     # -- programs on disk -------------------------------------------------------------------------
 

@@ -278,9 +278,13 @@ class LinkedProgram:
         return fill
 
 
-def link(relocatable: RelocatableProgram, kernels: Mapping[str, Kernel]) -> LinkedProgram:
-    """Allocate a program's arena and resolve the addresses of its kernels, arena and constants."""
-    arena, status = HOST.alloc_arena(relocatable.arena_size).array, np.zeros(1, np.int64)
+def link(
+    relocatable: RelocatableProgram, kernels: Mapping[str, Kernel], arena: Array | None = None
+) -> LinkedProgram:
+    """Resolve the addresses of a program's kernels, constants and arena, a new one unless given."""
+    status = np.zeros(1, np.int64)
+    if arena is None:
+        arena = HOST.alloc_arena(relocatable.arena_size).array
     code = np.array([*(kernels[k].address() for k in relocatable.kernels), 0], np.uint64)
     fns = code[relocatable.calls]  # a host call is −1: the null at the end
     table = LaunchTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)

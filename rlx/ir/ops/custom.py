@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -82,17 +82,16 @@ def custom_op(
     gradient: Callable[..., Any] | None = None,
     batching: Callable[..., Any] | None = None,
 ) -> CustomOp:
-    """Register an op under `name` and give the callable that builds it.
+    """As `rlx.custom_op`, for graphs alone."""
+    return register(CustomOp(name, infer, reference, kernel, gradient, batching))
 
-    `infer(*shapes, **attributes)` returns a Shape or a tuple of them, `reference(*arrays,
-    **attributes)` the arrays. The keyword-only parameters of `infer` are the op's attributes.
-    `gradient(g, inputs, outputs, grads, **attributes)` returns a value, or None, per input. A
-    backend that knows `kernel` uses it; the others run the reference.
 
-    `batching(g, inputs, mapped, size, **attributes)` returns the results for a batch, which is
-    axis 0 of the inputs that are `mapped`, and of all results. Without it `vmap` calls the op for
-    one element after the other.
-    """
+Defined = TypeVar("Defined", bound=CustomOp)
+
+
+def register(made: Defined) -> Defined:
+    """Make an op known by its name."""
+    name = made.name
     if not isinstance(name, str) or not name:
         raise OptionError("a custom op needs a name", got=repr(name))
     if name in _DEFINED or name in REGISTRY:
@@ -100,7 +99,7 @@ def custom_op(
             "an op of that name exists", where="custom_op", got=name,
             hint="choose another name, for example with the name of your package before it",
         )  # fmt: skip
-    made = _DEFINED[name] = CustomOp(name, infer, reference, kernel, gradient, batching)
+    _DEFINED[name] = made
     return made
 
 

@@ -18,6 +18,7 @@ from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, same
 from rlx.ir.graph import Graph
 from rlx.ir.node import UNKNOWN, Node, Value
+from rlx.passes.fusion.recompute import recompute_far
 from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import Editor
 
@@ -32,6 +33,9 @@ Dims = tuple[Dim, ...]
 def fuse_regions(graph: Graph, report: FusionReport | None = None) -> Graph:
     """Group nodes that one loop nest can compute."""
     editor = Editor(graph, "fuse")
+    recompute_far(editor, MOST_SPAN)
+    if editor.changed:
+        editor = Editor(editor.finish(), "fuse")
     groups = _Grouping(editor).run()
     passed = _varying_constants(groups)
     bodies: dict[Any, Body] = {}

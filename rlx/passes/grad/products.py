@@ -10,6 +10,7 @@ from rlx.ir.node import Value
 from rlx.passes.grad.rules import (
     MULTILINEAR,
     Grads,
+    in_type,
     product_of,
     swapped,
     unbroadcast,
@@ -43,10 +44,14 @@ def _matmul(op: Any, g: Graph, inputs: Values, outputs: Values, grads: Grads) ->
         db = _of_right(g, right, left, ct)
     else:
         db = unbroadcast(g, g.matmul(swapped(g, left), ct), right.shape)
-    return [
-        g.reshape(d, shape=v.shape.dims) if d.shape.rank != v.shape.rank else d
-        for d, v in ((da, a), (db, b))
-    ]
+    return [_fitted(g, d, v) for d, v in ((da, a), (db, b))]
+
+
+def _fitted(g: Graph, ct: Value, like: Value) -> Value:
+    """In the rank and the type of the operand: operands may differ in both."""
+    if ct.shape.rank != like.shape.rank:
+        ct = g.reshape(ct, shape=like.shape.dims)
+    return in_type(g, ct, like.shape.dtype)
 
 
 _FEW = 64  # rows of a product that are cheaper to have than as many columns
@@ -80,4 +85,5 @@ def _grouped(op: Any, g: Graph, inputs: Values, outputs: Values, grads: Grads) -
     )
     flat = g.reshape(rows, shape=(tokens, count * k))
     dw = g.reshape(g.matmul(swapped(g, flat), ct), shape=(count, k, n))
-    return [unbroadcast(g, dx, x.shape), unbroadcast(g, dw, w.shape), None]
+    found = unbroadcast(g, dx, x.shape), unbroadcast(g, dw, w.shape)
+    return [_fitted(g, d, v) for d, v in zip(found, (x, w), strict=True)] + [None]
