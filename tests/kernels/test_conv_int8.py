@@ -9,6 +9,7 @@ from program_support import TARGETS, Native, kernels_for, reference
 from rlx.backends.cpu.kernels.conv.channels_last_int8 import ChannelsLastInt8
 from rlx.backends.cpu.kernels.conv.choose_int8 import decompose_unsuited
 from rlx.backends.cpu.kernels.conv.choose_layout import choose_layout
+from rlx.backends.cpu.kernels.conv.depthwise_int8 import DepthwiseInt8
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -52,7 +53,8 @@ def prepared_arrays(main, prepared, arrays):
 
 
 def uses_kernel(native):
-    return any(isinstance(launch.spec, ChannelsLastInt8) for launch in native.launches)
+    kinds = (ChannelsLastInt8, DepthwiseInt8)
+    return any(isinstance(launch.spec, kinds) for launch in native.launches)
 
 
 CASES = [
@@ -69,6 +71,18 @@ CASES = [
     ((2, 4, 5, 5), (4, 4, 3, 3), {"integer": True, "padding": (4,)}),  # windows beside the image
     ((1, 6, 1, 1), (5, 6, 1, 1), {}),
     ((0, 8, 5, 5), (4, 8, 3, 3), {}),
+    # depthwise: one block of each width, blocks that share channels, both ends of every row
+    ((2, 64, 9, 11), (64, 1, 3, 3), {"padding": (1,), "groups": 64}),
+    ((2, 72, 9, 12), (72, 1, 3, 3), {"padding": (1,), "groups": 72, "types": ("i8", "i8"),
+                                     "activation": "relu"}),
+    ((1, 16, 17, 18), (16, 1, 3, 3), {"padding": (1,), "stride": (2,), "groups": 16,
+                                      "types": ("i8", "u8")}),
+    ((1, 40, 14, 14), (40, 1, 5, 5), {"padding": (2,), "groups": 40, "bias": False}),
+    ((1, 120, 13, 14), (120, 1, 5, 5), {"padding": (2, 2, 1, 0), "stride": (2,), "groups": 120,
+                                        "types": ("u8", "i8"), "activation": "relu"}),
+    ((1, 33, 15, 16), (33, 1, 3, 3), {"padding": (2,), "dilation": (2,), "groups": 33}),
+    ((2, 20, 41), (20, 1, 7), {"padding": (3,), "groups": 20}),
+    ((1, 64, 2, 3), (64, 1, 3, 3), {"padding": (3,), "groups": 64}),  # windows beside the image
 ]  # fmt: skip
 
 
@@ -106,7 +120,7 @@ def test_the_reference_against_a_loop(groups):
 
 
 def test_what_has_no_kernel_is_computed_with_floats():
-    """Depthwise; groups of channels that are no whole words; weights that are inputs."""
+    """Depthwise of few channels; groups of channels that are no whole words; weights that are inputs."""
     for x, w, groups in (((1, 8, 9, 9), (8, 1, 3, 3), 8), ((1, 6, 9, 9), (4, 3, 3, 3), 2)):
         for target in TARGETS:
             graph, arrays = make(x, w, groups=groups, padding=(1,))

@@ -20,16 +20,16 @@ from rlx.backends.cpu.kernels.conv.channels_last_gemm import (
     Emitter,
     Micro,
 )
+from rlx.backends.cpu.kernels.conv.float_bytes import ByteEncoder
 from rlx.backends.cpu.kernels.qgemm.dot import FourWay, IntDot, dot_kind, make_dot
 from rlx.backends.cpu.kernels.spec import Operands
 from rlx.ir.dtype import DType, u8
-from rlx.ir.ops.conv_integer import integer_range
 from rlx.llvm.builder import Function, Module, Type, Value, f32, i8, i32, i64, ptr, vec
-from rlx.llvm.math.real import round_even
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 _ALL_POINTERS = POINTERS | {"sums", "x_zero", "scale", "y_zero"}
+_Store = Callable[[Sequence[Value], Value, Sequence[Value | None]], None]
 _BYTES, _PAIRS, _HIGH_BITS = 0x01010101, 0x00FF00FF, 0x80808080 - (1 << 32)
 
 
@@ -145,35 +145,30 @@ class Int8Micro(Micro):
         if spec.bias:
             bias = f.gep(o["bias"], f["column"], 4)
             offsets = [x + self.fetch(bias, j, masks[j]) for j, x in enumerate(offsets)]
-        encode = self._requantized(o, masks) if spec.out is not None else None
+        store = self._plain if spec.out is None else self._requantized(o, masks)
 
         def store_row(r: int) -> None:
             out = f.gep(f["out"], f["out_stride"] * r)
-            for j in range(n):
-                value = sums[r * n + j] + offsets[j]
-                self.put(value if encode is None else encode(value, j), out, j, masks[j])
+            store([sums[r * n + j] + offsets[j] for j in range(n)], out, masks)
 
         self.each_row(store_row)
 
-    def _requantized(
-        self, o: Operands, masks: Sequence[Value | None]
-    ) -> Callable[[Value, int], Value]:
-        """What makes bytes of the sums of vector j."""
+    def _plain(self, totals: Sequence[Value], out: Value, masks: Sequence[Value | None]) -> None:
+        for j, value in enumerate(totals):
+            self.put(value, out, j, masks[j])
+
+    def _requantized(self, o: Operands, masks: Sequence[Value | None]) -> _Store:
+        """What makes bytes of a row of sums, and stores them."""
         f, spec = self.f, self.spec
         assert spec.out is not None
         kind = vec(self.lanes, f32)
         base = f.gep(o["scale"], f["column"], 4)
         scales = [self.fetch(base, j, mask).bits(kind) for j, mask in enumerate(masks)]
         zero = f.load(o["y_zero"], i8).to(i32, signed=spec.out is not u8)
-        low, high = (f.i32(int(x)) - zero for x in integer_range(spec.out))
-        if spec.activation == "relu":
-            low = f.max(low, 0)
-        least, most = (f.splat(x.to(f32), self.lanes) for x in (low, high))
-        offset = f.splat(zero, self.lanes)
+        encoder = ByteEncoder(f, self.lanes, spec.out, zero, spec.activation == "relu")
 
-        def encode(total: Value, j: int) -> Value:
-            near = round_even(total.to(f32) * scales[j])
-            kept = f.min(f.max(f.select(near.is_nan(), 0.0, near), least), most)
-            return (kept.to(i32) + offset).to(i8)
+        def store(totals: Sequence[Value], out: Value, masks: Sequence[Value | None]) -> None:
+            reals = [t.to(f32) * s for t, s in zip(totals, scales, strict=True)]
+            encoder.store(reals, out, masks[-1], f["tail"])
 
-        return encode
+        return store
