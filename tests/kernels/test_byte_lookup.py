@@ -59,6 +59,25 @@ def test_other_results_of_the_chain_stay():
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_function_of_x_times_x_is_one_table():
+    """As tools write x · hard_sigmoid(x): the factor is quantised before the product."""
+    for target in TARGETS:
+        g = Graph()
+        x = g.input("x", (300,), "i8")
+        real = g.mul(g.cast(x, "f32"), 0.04)
+        gate = g.clamp(g.add(g.mul(real, 1 / 6), 0.5), low=0.0, high=1.0)
+        code = g.cast(g.clamp(g.round(g.mul(gate, 255.0)), low=0.0, high=255.0), "u8")
+        both = g.mul(real, g.mul(g.cast(code, "f32"), 1 / 255))
+        g.set_outputs(g.cast(g.clamp(g.round(g.div(both, 0.03)), low=-128.0, high=127.0), "i8"))
+        arrays = {"x": np.arange(300).astype(np.int8)}
+        [want] = reference(g, arrays)
+        main, prepared = split_prepare(tabulate(g, target))
+        assert [n.op.name for n in main.nodes if not n.op.is_source] == ["byte_lookup"]
+        tables = zip(prepared.output_names, evaluate(prepared, {}), strict=True)
+        found = Native(main, target, 2, {}).run(arrays | dict(tables))[0]
+        np.testing.assert_array_equal(found, want)
+
+
 def test_two_tensors_have_no_table():
     g = Graph()
     a, b = g.input("a", (4, 5), "u8"), g.input("b", (4, 5), "u8")

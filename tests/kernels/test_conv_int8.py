@@ -18,7 +18,8 @@ from rlx.llvm.target import Target
 from rlx.passes.prepare import split_prepare
 
 
-def make(x, w, types=("u8", "u8"), bias=True, seed=0, integer=False, activation="none", **geometry):
+def make(x, w, types=("u8", "u8"), bias=True, seed=0, integer=False, activation="none", added=None,
+         **geometry):
     """A graph of one convolution with weights as params, and its operands."""
     g, rng = Graph(), np.random.default_rng(seed)
     terms = int(np.prod(w[1:]))
@@ -37,6 +38,15 @@ def make(x, w, types=("u8", "u8"), bias=True, seed=0, integer=False, activation=
     if bias:
         arrays["bias"] = rng.integers(-5000, 5000, w[0]).astype(np.int32)
         operands.append(g.param("bias", (w[0],), "i32"))
+    if added is not None:  # types of the residual and of the sum
+        shape = g.qlinear_conv(*operands, **geometry).shape
+        arrays["residual"], arrays["r_zero"] = whole(added[0], *shape.static_dims), whole(added[0])
+        arrays["factors"] = np.float32([0.021, 0.034, 0.047])
+        arrays["sum_zero"] = whole(added[1])
+        operands += [
+            g.input("residual", shape.dims, added[0]), g.param("r_zero", (), added[0]),
+            g.param("factors", (3,)), g.param("sum_zero", (), added[1]),
+        ]  # fmt: skip
     return g.set_outputs(g.qlinear_conv(*operands, activation=activation, **geometry)), arrays
 
 
@@ -71,6 +81,13 @@ CASES = [
     ((2, 4, 5, 5), (4, 4, 3, 3), {"integer": True, "padding": (4,)}),  # windows beside the image
     ((1, 6, 1, 1), (5, 6, 1, 1), {}),
     ((0, 8, 5, 5), (4, 8, 3, 3), {}),
+    # a residual, whole vectors and masked ones
+    ((2, 16, 9, 11), (32, 16, 3, 3), {"padding": (1,), "added": ("u8", "u8")}),
+    ((1, 64, 14, 13), (96, 64, 1, 1), {"types": ("i8", "i8"), "added": ("i8", "i8"),
+                                       "activation": "relu"}),
+    ((1, 512, 7, 7), (40, 512, 3, 3), {"padding": (1,), "added": ("i8", "u8")}),
+    ((1, 8, 6, 7), (21, 8, 1, 1), {"types": ("u8", "i8"), "added": ("u8", "i8"),
+                                   "activation": "relu"}),
     # depthwise: one block of each width, blocks that share channels, both ends of every row
     ((2, 64, 9, 11), (64, 1, 3, 3), {"padding": (1,), "groups": 64}),
     ((2, 72, 9, 12), (72, 1, 3, 3), {"padding": (1,), "groups": 72, "types": ("i8", "i8"),

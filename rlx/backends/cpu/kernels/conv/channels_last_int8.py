@@ -28,8 +28,10 @@ from rlx.llvm.builder import Function, Module, Type, Value, f32, i8, i32, i64, p
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
-_ALL_POINTERS = POINTERS | {"sums", "x_zero", "scale", "y_zero"}
-_Store = Callable[[Sequence[Value], Value, Sequence[Value | None]], None]
+_RESIDUAL = ["residual", "r_zero", "factors", "sum_zero"]
+_ALL_POINTERS = POINTERS | {"sums", "x_zero", "scale", "y_zero", *_RESIDUAL}
+_Store = Callable[[Sequence[Value], Value, int], None]
+_Add = Callable[[Sequence[Value], Value, Sequence[Value | None], Value], None]
 _BYTES, _PAIRS, _HIGH_BITS = 0x01010101, 0x00FF00FF, 0x80808080 - (1 << 32)
 
 
@@ -49,11 +51,14 @@ class ChannelsLastInt8(ChannelsLastGemm):
     """args: as `self.args` lists them.
 
     `channels` and `run` count words of four bytes. Sums are stored as i32, or, where there is an
-    `out` type, scaled, rounded and clamped. `bias` is i32.
+    `out` type, scaled, rounded and clamped. `bias` is i32. A residual of bytes is added to what the
+    sums became: both are dequantised, and the sum is quantised again.
     """
 
     x_type: DType = u8
     out: DType | None = None
+    own_type: DType = u8  # of the result, before the residual is added
+    residual_type: DType = u8
 
     @property
     def out_bytes(self) -> int:
@@ -62,6 +67,7 @@ class ChannelsLastInt8(ChannelsLastGemm):
     @property
     def args(self) -> list[str]:
         given = ["bias"] * self.bias + ["scale", "y_zero"] * (self.out is not None)
+        given += _RESIDUAL * self.residual
         return ["x", "filters", "out", "sums", "x_zero", *given, "scratch", *SIZES]
 
     def weight_words(self, target: Target) -> int:
@@ -145,17 +151,20 @@ class Int8Micro(Micro):
         if spec.bias:
             bias = f.gep(o["bias"], f["column"], 4)
             offsets = [x + self.fetch(bias, j, masks[j]) for j, x in enumerate(offsets)]
-        store = self._plain if spec.out is None else self._requantized(o, masks)
+        store = self._plain(masks) if spec.out is None else self._requantized(o, masks)
 
         def store_row(r: int) -> None:
             out = f.gep(f["out"], f["out_stride"] * r)
-            store([sums[r * n + j] + offsets[j] for j in range(n)], out, masks)
+            store([sums[r * n + j] + offsets[j] for j in range(n)], out, r)
 
         self.each_row(store_row)
 
-    def _plain(self, totals: Sequence[Value], out: Value, masks: Sequence[Value | None]) -> None:
-        for j, value in enumerate(totals):
-            self.put(value, out, j, masks[j])
+    def _plain(self, masks: Sequence[Value | None]) -> _Store:
+        def store(totals: Sequence[Value], out: Value, r: int) -> None:
+            for j, value in enumerate(totals):
+                self.put(value, out, j, masks[j])
+
+        return store
 
     def _requantized(self, o: Operands, masks: Sequence[Value | None]) -> _Store:
         """What makes bytes of a row of sums, and stores them."""
@@ -164,11 +173,46 @@ class Int8Micro(Micro):
         kind = vec(self.lanes, f32)
         base = f.gep(o["scale"], f["column"], 4)
         scales = [self.fetch(base, j, mask).bits(kind) for j, mask in enumerate(masks)]
-        zero = f.load(o["y_zero"], i8).to(i32, signed=spec.out is not u8)
-        encoder = ByteEncoder(f, self.lanes, spec.out, zero, spec.activation == "relu")
+        own = spec.own_type if spec.residual else spec.out
+        relu = spec.activation == "relu"
+        encoder = self._encoder(o, "y_zero", own, relu and not spec.residual)
+        added = self._added(o, encoder, relu) if spec.residual else None
 
-        def store(totals: Sequence[Value], out: Value, masks: Sequence[Value | None]) -> None:
+        def store(totals: Sequence[Value], out: Value, r: int) -> None:
             reals = [t.to(f32) * s for t, s in zip(totals, scales, strict=True)]
-            encoder.store(reals, out, masks[-1], f["tail"])
+            if added is None:
+                encoder.store(reals, out, masks[-1], f["tail"])
+            else:
+                added(reals, out, masks, f.gep(f["residual"], f["out_stride"] * r))
 
         return store
+
+    def _encoder(self, o: Operands, name: str, dtype: DType, relu: bool) -> ByteEncoder:
+        zero = self.f.load(o[name], i8).to(i32, signed=dtype is not u8)
+        return ByteEncoder(self.f, self.lanes, dtype, zero, relu)
+
+    def _added(self, o: Operands, encoder: ByteEncoder, relu: bool) -> _Add:
+        """What adds the residual to a row, and stores it."""
+        f, spec = self.f, self.spec
+        assert spec.out is not None
+        sums = self._encoder(o, "sum_zero", spec.out, relu)
+        signed = spec.residual_type is not u8
+        zero = f.splat(f.load(o["r_zero"], i8).to(i32, signed=signed), self.lanes)
+        own, its, whole = (f.broadcast_load(o["factors"], f32, self.lanes, 4 * n) for n in range(3))
+        lanes = vec(self.lanes, i8)
+
+        def add(reals: Sequence[Value], out: Value, masks: Sequence[Value | None], row: Value) -> None:
+            found = []
+            with f.exact():
+                for j, real in enumerate(reals):
+                    mask = masks[j]
+                    raw = (
+                        f.load(row, lanes, j * self.lanes) if mask is None
+                        else f.masked_load(row, lanes, mask, offset=j * self.lanes)
+                    )  # fmt: skip
+                    other = (raw.to(i32, signed=signed) - zero).to(f32) * its
+                    made = (encoder.bounded(real) * own + other) / whole
+                    found.append(f.select(made.is_nan(), 0.0, made))
+            sums.store(found, out, masks[-1], f["tail"])
+
+        return add

@@ -5,6 +5,7 @@ Others become convolutions of floats, which have the sums exactly, before layout
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from rlx.passes.simplify import dce
 
 INT8_OPS = frozenset(("conv_integer", "qlinear_conv"))
 _WORD = 4
+_WITH_RESIDUAL = 10  # operands, a bias among them
 
 
 def decompose_unsuited(graph: Graph, target: Target) -> Graph:
@@ -45,6 +47,8 @@ def suits(editor: Editor, node: Node, target: Target) -> bool:
     if not has_int8(target) or not w.shape.is_static or not editor.is_param_only(w):
         return False
     if is_depthwise(node):
+        if has_residual(node):
+            return False
         return block_channels(target, record.groups) > 0 and not editor.is_param_only(x)
     whole = record.groups == 1 or w.shape.static_dims[1] % _WORD == 0
     return whole and not editor.is_param_only(x)
@@ -55,6 +59,10 @@ def is_depthwise(node: Node) -> bool:
     record: Any = node.op
     dims = node.inputs[1].shape.static_dims
     return record.name == "qlinear_conv" and record.groups > 1 and dims[:2] == (record.groups, 1)
+
+
+def has_residual(node: Node) -> bool:
+    return len(node.inputs) == _WITH_RESIDUAL
 
 
 def _build_depthwise(graph: Graph, target: Target, node: Node, image: Value) -> Value:
@@ -82,8 +90,9 @@ def _sums(graph: Graph, w: Value) -> Value:
     return made
 
 
-def build(graph: Graph, target: Target, node: Node, image: Value) -> Value:
-    """The convolution of `image`, which has channels last."""
+def build(graph: Graph, target: Target, node: Node, to_last: Callable[[Value], Value]) -> Value:
+    """The convolution with channels last; `to_last` gives an operand so."""
+    image = to_last(node.inputs[0])
     if is_depthwise(node):
         return _build_depthwise(graph, target, node, image)
     _, w, x_zero, *rest = node.inputs
@@ -101,10 +110,12 @@ def build(graph: Graph, target: Target, node: Node, image: Value) -> Value:
     quantized = record.name == "qlinear_conv"
     if quantized:
         rest[0] = _finite(graph, rest[0])
+    if has_residual(node):
+        rest[3] = to_last(rest[3])
     op = ConvChannelsLastInt8(
         stride=record.stride, padding=record.padding, dilation=record.dilation, **packing,
         w=w.shape, quantized=quantized, activation=record.activation if quantized else "none",
-        has_bias=quantized and len(rest) == 3,
+        has_bias=quantized and len(rest) > 2, has_residual=has_residual(node),
     )  # fmt: skip
     made: Value = graph.append(op, (image, packed, _sums(graph, w), x_zero, *rest))
     return made

@@ -139,13 +139,22 @@ class _Int8Problem(_Problem):
     def _spec(self, width: int, last: int, masked: bool) -> ChannelsLastGemm:
         op, node = self.op, self.node
         return ChannelsLastInt8(
-            width, last, masked, self.is_pointwise, op.has_bias, False, op.activation,
+            width, last, masked, self.is_pointwise, op.has_bias, op.has_residual, op.activation,
             self.x.shape.dtype, node.output.shape.dtype if op.quantized else None,
+            *self._residual_types(),
         )  # fmt: skip
+
+    def _residual_types(self) -> list[DType]:
+        """The element types of the result before the sum, and of the residual."""
+        given = self._operands()
+        if not self.op.has_residual:
+            return []
+        return [v.shape.dtype for v in (given["y_zero"], given["residual"]) if v is not None]
 
     def _operands(self) -> dict[str, Value | None]:
         names = ["sums", "x_zero"] + ["scale", "y_zero"] * self.op.quantized
         names += ["bias"] * self.op.has_bias
+        names += ["residual", "r_zero", "factors", "sum_zero"] * self.op.has_residual
         return dict(zip(names, self.node.inputs[2:], strict=True))
 
 

@@ -55,26 +55,50 @@ def _maps_bytes(node: Node) -> bool:
 
 
 def _chain(editor: Editor, last: Node) -> tuple[Value, list[Node]] | None:
-    """The 8-bit value that a node is a function of, and the ops between, in order."""
-    source: Value | None = None
-    seen, todo = {last}, [last]
+    """The 8-bit value that a node is a function of, and the ops between, in order. Where there are
+    two values, one may be a function of the other."""
+    seen, sources = {last}, set[Value]()
+    if not _follow(editor, last, seen, sources):
+        return None
+    while len(sources) > 1:
+        latest = max(sources, key=lambda v: v.node.id)
+        sources.remove(latest)
+        if not _is_function(latest.node) or not _follow(editor, latest.node, seen, sources):
+            return None
+        seen.add(latest.node)
+    found = next(iter(sources), None)
+    if found is None or len(seen) < _LEAST or not found.shape.same_dims(last.output.shape):
+        return None
+    return found, sorted(seen, key=lambda n: n.id)
+
+
+def _is_function(node: Node) -> bool:
+    """Whether elements are functions of elements at the same place."""
+    return len(node.outputs) == 1 and (node.op.is_elementwise or isinstance(node.op, ByteLookup))
+
+
+def _follow(editor: Editor, last: Node, seen: set[Node], sources: set[Value]) -> bool:
+    """Add the ops before a node, up to 8-bit values; False where it is no function of those."""
+    todo = [last]
     while todo:
-        for value in todo.pop().inputs:
+        node = todo.pop()
+        for i, value in enumerate(node.inputs):
+            if isinstance(node.op, ByteLookup) and i == 1:
+                continue
             if editor.is_param_only(value):
                 if any(d != 1 for d in value.shape.dims):
-                    return None
-            elif value.shape.dtype in (u8, i8) and (source is None or value is source):
-                source = value
-            elif not value.node.op.is_elementwise or len(value.node.outputs) != 1:
-                return None
+                    return False
+            elif value.shape.dtype in (u8, i8):
+                if value.node not in seen:
+                    sources.add(value)
+            elif not _is_function(value.node):
+                return False
             elif value.node not in seen:
                 seen.add(value.node)
                 todo.append(value.node)
         if len(seen) > _MOST:
-            return None
-    if source is None or len(seen) < _LEAST or not source.shape.same_dims(last.output.shape):
-        return None
-    return source, [n for n in editor.graph.nodes if n in seen]  # in order
+            return False
+    return True
 
 
 def _replace(editor: Editor, last: Node, source: Value, nodes: list[Node]) -> None:
@@ -82,9 +106,14 @@ def _replace(editor: Editor, last: Node, source: Value, nodes: list[Node]) -> No
     with editor.building(last):
         codes = np.arange(256, dtype=np.uint8).view(source.shape.dtype.numpy)
         made: dict[Value, Value] = {source: g.constant(codes)}
+
+        def operand(value: Value) -> Value:
+            if value in made:
+                return made[value]
+            return value if value.shape.dims == (256,) else g.reshape(value, shape=())
+
         for node in nodes:
-            operands = [made[v] if v in made else g.reshape(v, shape=()) for v in node.inputs]
-            made[node.output] = g.append(node.op, operands)
+            made[node.output] = g.append(node.op, [operand(v) for v in node.inputs])
         result = g.append(ByteLookup(), (source, made[last.output]))
     editor.replace(last.output, result)
 
