@@ -25,7 +25,7 @@ _MOVING = frozenset(("Flatten", "MaxPool", "Reshape", "Squeeze", "Transpose", "U
 _REPLACED = frozenset(
     ("Add", "Clip", "Conv", "DequantizeLinear", "MatMul", "QLinearConv", "Relu")
 )
-_SCALES = 2.0**-60, 2.0**60  # products with bytes are neither denormal nor infinite
+_SCALES = 2.0**-30, 2.0**30  # products with bytes are neither denormal nor infinite
 _SMALL = 1 << 16  # channels, at most, that scales are read for
 
 

@@ -189,7 +189,7 @@ def test_a_sum_is_part_of_its_convolution(relu: bool, swapped: bool) -> None:
     plain = backend.prepare(_with_sum(relu, swapped, others=True))  # whose bytes are results, too
     want = plain.run([qdq_input()])[0]
     np.testing.assert_array_equal(found, want)
-    assert len(np.unique(want)) > 100
+    assert len(np.unique(want)) > 60
     # and so says the formula of the operators
     u, v = (np.asarray(a).astype(np.float32) for a in plain.run([qdq_input()])[1:])
     total = (u + 7) * np.float32(0.031) + (v - 120) * np.float32(0.023)

@@ -119,6 +119,22 @@ def test_results_are_those_of_the_reference(x, w, options):
             np.testing.assert_array_equal(native.run(given)[0], want)
 
 
+@pytest.mark.parametrize(
+    "factors",
+    [(2e-20, 3e-20, 4e-20), (3e37, 1e37, 2e37), (1e-3, 2e37, 1e-2), (0.02, np.nan, 0.05),
+     (0.1, 0.3, 0.0), (0.013, 0.0999999, 0.1), (1 / 3, 1 / 7, 1.9999999)],
+)  # fmt: skip
+def test_sums_with_a_residual_are_divided_exactly(factors):
+    for target in TARGETS:
+        graph, arrays = make((1, 32, 20, 21), (64, 32, 1, 1), added=("i8", "u8"))
+        arrays["factors"] = np.float32(factors)
+        with np.errstate(all="ignore"):
+            [want] = reference(graph, arrays)
+        main, prepared = chosen(graph, target)
+        given = prepared_arrays(main, prepared, arrays)
+        np.testing.assert_array_equal(Native(main, target, 2, {}).run(given)[0], want)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_reference_against_a_loop(groups):
     graph, arrays = make((1, 4, 5, 6), (4, 4 // groups, 2, 3), padding=(1, 0, 0, 2), groups=groups)

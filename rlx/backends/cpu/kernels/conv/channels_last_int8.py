@@ -24,7 +24,7 @@ from rlx.backends.cpu.kernels.conv.float_bytes import ByteEncoder
 from rlx.backends.cpu.kernels.qgemm.dot import FourWay, IntDot, dot_kind, make_dot
 from rlx.backends.cpu.kernels.spec import Operands
 from rlx.ir.dtype import DType, u8
-from rlx.llvm.builder import Function, Module, Type, Value, f32, i8, i32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Type, Value, f32, i1, i8, i32, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
@@ -32,6 +32,7 @@ _RESIDUAL = ["residual", "r_zero", "factors", "sum_zero"]
 _ALL_POINTERS = POINTERS | {"sums", "x_zero", "scale", "y_zero", *_RESIDUAL}
 _Store = Callable[[Sequence[Value], Value, int], None]
 _Add = Callable[[Sequence[Value], Value, Sequence[Value | None], Value], None]
+_ORDINARY = 2.0**30
 _BYTES, _PAIRS, _HIGH_BITS = 0x01010101, 0x00FF00FF, 0x80808080 - (1 << 32)
 
 
@@ -151,13 +152,19 @@ class Int8Micro(Micro):
         if spec.bias:
             bias = f.gep(o["bias"], f["column"], 4)
             offsets = [x + self.fetch(bias, j, masks[j]) for j, x in enumerate(offsets)]
-        store = self._plain(masks) if spec.out is None else self._requantized(o, masks)
 
-        def store_row(r: int) -> None:
-            out = f.gep(f["out"], f["out_stride"] * r)
-            store([sums[r * n + j] + offsets[j] for j in range(n)], out, r)
+        def store_rows(store: _Store) -> None:
+            def store_row(r: int) -> None:
+                out = f.gep(f["out"], f["out_stride"] * r)
+                store([sums[r * n + j] + offsets[j] for j in range(n)], out, r)
 
-        self.each_row(store_row)
+            self.each_row(store_row)
+
+        if not spec.residual:
+            store_rows(self._plain(masks) if spec.out is None else self._requantized(o, masks))
+            return
+        for is_ordinary in f.either(self._are_ordinary(o)):
+            store_rows(self._requantized(o, masks, is_ordinary))
 
     def _plain(self, masks: Sequence[Value | None]) -> _Store:
         def store(totals: Sequence[Value], out: Value, r: int) -> None:
@@ -166,7 +173,9 @@ class Int8Micro(Micro):
 
         return store
 
-    def _requantized(self, o: Operands, masks: Sequence[Value | None]) -> _Store:
+    def _requantized(
+        self, o: Operands, masks: Sequence[Value | None], is_ordinary: bool = False
+    ) -> _Store:
         """What makes bytes of a row of sums, and stores them."""
         f, spec = self.f, self.spec
         assert spec.out is not None
@@ -176,7 +185,7 @@ class Int8Micro(Micro):
         own = spec.own_type if spec.residual else spec.out
         relu = spec.activation == "relu"
         encoder = self._encoder(o, "y_zero", own, relu and not spec.residual)
-        added = self._added(o, encoder, relu) if spec.residual else None
+        added = self._added(o, encoder, relu, is_ordinary) if spec.residual else None
 
         def store(totals: Sequence[Value], out: Value, r: int) -> None:
             reals = [t.to(f32) * s for t, s in zip(totals, scales, strict=True)]
@@ -191,7 +200,17 @@ class Int8Micro(Micro):
         zero = self.f.load(o[name], i8).to(i32, signed=dtype is not u8)
         return ByteEncoder(self.f, self.lanes, dtype, zero, relu)
 
-    def _added(self, o: Operands, encoder: ByteEncoder, relu: bool) -> _Add:
+    def _are_ordinary(self, o: Operands) -> Value:
+        """Whether no quotient of a sum, and no remainder of one, is infinite or denormal."""
+        found = self.f.const(1, i1)
+        for n in range(3):
+            factor = self.f.load(o["factors"], f32, 4 * n)
+            found = found & (factor > 1 / _ORDINARY) & (factor < _ORDINARY)
+        return found
+
+    def _added(
+        self, o: Operands, encoder: ByteEncoder, relu: bool, is_ordinary: bool
+    ) -> _Add:
         """What adds the residual to a row, and stores it."""
         f, spec = self.f, self.spec
         assert spec.out is not None
@@ -200,6 +219,17 @@ class Int8Micro(Micro):
         zero = f.splat(f.load(o["r_zero"], i8).to(i32, signed=signed), self.lanes)
         own, its, whole = (f.broadcast_load(o["factors"], f32, self.lanes, 4 * n) for n in range(3))
         lanes = vec(self.lanes, i8)
+        inverse = 1.0 / whole
+
+        def quotient(x: Value) -> Value:
+            """x / whole. Where that is so, two corrections of x · (1 / whole) have its bits: the
+            first one is an ulp off at most, and so the second is the nearest float (Markstein)."""
+            if not is_ordinary or not f.target.fma:
+                return x / whole
+            found = x * inverse
+            for _ in range(2):
+                found = f.fma(f.fma(-found, whole, x), inverse, found)
+            return found
 
         def add(reals: Sequence[Value], out: Value, masks: Sequence[Value | None], row: Value) -> None:
             found = []
@@ -211,8 +241,8 @@ class Int8Micro(Micro):
                         else f.masked_load(row, lanes, mask, offset=j * self.lanes)
                     )  # fmt: skip
                     other = (raw.to(i32, signed=signed) - zero).to(f32) * its
-                    made = (encoder.bounded(real) * own + other) / whole
-                    found.append(f.select(made.is_nan(), 0.0, made))
+                    made = quotient(encoder.bounded(real) * own + other)
+                    found.append(made if is_ordinary else f.select(made.is_nan(), 0.0, made))
             sums.store(found, out, masks[-1], f["tail"])
 
         return add
