@@ -22,9 +22,7 @@ from rlx.onnx.values import Data
 
 _BYTES = ("uint8", "int8")
 _MOVING = frozenset(("Flatten", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-_REPLACED = frozenset(
-    ("Add", "Clip", "Conv", "DequantizeLinear", "MatMul", "QLinearConv", "Relu")
-)
+_REPLACED = frozenset(("Add", "Clip", "Conv", "DequantizeLinear", "MatMul", "QLinearConv", "Relu"))
 _SCALES = 2.0**-30, 2.0**30  # products with bytes are neither denormal nor infinite
 _SMALL = 1 << 16  # channels, at most, that scales are read for
 
@@ -226,7 +224,9 @@ class _Fusion:
 
     def _agree(self, x: Linear, y: Linear) -> bool:
         """Whether scales and zero points are the same."""
-        same = [(self._data(a), self._data(b)) for a, b in zip(x.names[1:], y.names[1:], strict=True)]
+        same = [
+            (self._data(a), self._data(b)) for a, b in zip(x.names[1:], y.names[1:], strict=True)
+        ]
         return all(
             a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a, b)
             for a, b in same

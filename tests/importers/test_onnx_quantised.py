@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quantised_models
 from onnx import helper
 from onnx_models import model, value
-import quantised_models
 from quantised_models import qdq_input, qdq_network
 
 from rlx.formats.onnx import OnnxNode

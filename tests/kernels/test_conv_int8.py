@@ -18,8 +18,17 @@ from rlx.llvm.target import Target
 from rlx.passes.prepare import split_prepare
 
 
-def make(x, w, types=("u8", "u8"), bias=True, seed=0, integer=False, activation="none", added=None,
-         **geometry):
+def make(
+    x,
+    w,
+    types=("u8", "u8"),
+    bias=True,
+    seed=0,
+    integer=False,
+    activation="none",
+    added=None,
+    **geometry,
+):
     """A graph of one convolution with weights as params, and its operands."""
     g, rng = Graph(), np.random.default_rng(seed)
     terms = int(np.prod(w[1:]))
@@ -153,7 +162,7 @@ def test_the_reference_against_a_loop(groups):
 
 
 def test_what_has_no_kernel_is_computed_with_floats():
-    """Depthwise of few channels; groups of channels that are no whole words; weights that are inputs."""
+    """Depthwise of few channels; groups of channels that are no whole words."""
     for x, w, groups in (((1, 8, 9, 9), (8, 1, 3, 3), 8), ((1, 6, 9, 9), (4, 3, 3, 3), 2)):
         for target in TARGETS:
             graph, arrays = make(x, w, groups=groups, padding=(1,))

@@ -190,7 +190,9 @@ class QLinearConv(_Base):
         if residual is None or r_zero is None or factors is None or sum_zero is None:
             return _quantised(g, real, y_zero, self.activation == "relu")
         codes = _quantised(g, real, y_zero, False)
-        scales = [g.reshape(g.narrow(factors, axis=0, start=n, length=1), shape=()) for n in range(3)]
+        scales = [
+            g.reshape(g.narrow(factors, axis=0, start=n, length=1), shape=()) for n in range(3)
+        ]
         sums = g.add(
             g.mul(_centred(g, codes, y_zero), scales[0]),
             g.mul(_centred(g, residual, r_zero), scales[1]),

@@ -208,9 +208,7 @@ class Int8Micro(Micro):
             found = found & (factor > 1 / _ORDINARY) & (factor < _ORDINARY)
         return found
 
-    def _added(
-        self, o: Operands, encoder: ByteEncoder, relu: bool, is_ordinary: bool
-    ) -> _Add:
+    def _added(self, o: Operands, encoder: ByteEncoder, relu: bool, is_ordinary: bool) -> _Add:
         """What adds the residual to a row, and stores it."""
         f, spec = self.f, self.spec
         assert spec.out is not None
@@ -231,7 +229,9 @@ class Int8Micro(Micro):
                 found = f.fma(f.fma(-found, whole, x), inverse, found)
             return found
 
-        def add(reals: Sequence[Value], out: Value, masks: Sequence[Value | None], row: Value) -> None:
+        def add(
+            reals: Sequence[Value], out: Value, masks: Sequence[Value | None], row: Value
+        ) -> None:
             found = []
             with f.exact():
                 for j, real in enumerate(reals):

@@ -161,7 +161,9 @@ def _shuffles(f: Function, table: Register) -> Callable[[Register], Register]:
         found = f.const(0, kind)
         for n, part in enumerate(wide):
             # 0 … 15 for its bytes: adding 112 sets the high bit, which gives zero, for all others
-            index = f.intrinsic("llvm.uadd.sat.v32i8", kind, x ^ _signed(16 * n), f.const(112, kind))
+            index = f.intrinsic(
+                "llvm.uadd.sat.v32i8", kind, x ^ _signed(16 * n), f.const(112, kind)
+            )
             found = found | f.intrinsic("llvm.x86.avx2.pshuf.b", kind, part, index)
         return found
 
