@@ -204,8 +204,16 @@ def test_errors_say_what_was_expected():
         g.qlinear_conv(x, w, one, g.input("s2", (4,)), one)
 
 
-@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4", "aarch64"])
+@pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "alderlake", "aarch64"])
 def test_other_targets(name):
     target = Target.named(name)
-    main, _ = chosen(make((1, 8, 9, 40), (20, 8, 3, 3), padding=(1,))[0], target)
-    assert kernels_for(main, name) >= 2
+    plain = make((1, 8, 9, 40), (20, 8, 3, 3), padding=(1,), added=("i8", "u8"))[0]
+    one = make((1, 8, 5, 5), (3, 8, 1, 1))[0]  # one vector, masked
+    depthwise = make((1, 48, 9, 9), (48, 1, 3, 3), padding=(1,), groups=48)[0]
+    for graph, op in (
+        (plain, "conv_channels_last_int8"), (one, "conv_channels_last_int8"),
+        (depthwise, "depthwise_channels_last_int8"),
+    ):  # fmt: skip
+        main, _ = chosen(graph, target)
+        assert op in {n.op.name for n in main.nodes}
+        assert kernels_for(main, name) >= 1
