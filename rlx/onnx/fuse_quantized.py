@@ -131,7 +131,9 @@ class _Fusion:
             return node
         result = Linear(node.inputs[0], node.inputs[1], node.inputs[2], 1)
         made, activation = self._before(result)
-        if made is None or made.op_type != "Add" or made.domain or not self._is_ordinary(result):
+        if made is None or made.op_type != "Add" or made.domain or len(made.inputs) != 2:
+            return node
+        if not self._is_ordinary(result):
             return node
         for own, other in (made.inputs, made.inputs[::-1]):
             conv = self._summand(own)
@@ -154,6 +156,8 @@ class _Fusion:
         conv = self._only(x.values)
         if conv is None or conv.op_type != "QLinearConv" or conv.domain:
             return None
+        if len(conv.inputs) not in (8, 9):
+            return None
         plain = conv.attributes.get("activation", "none") == "none"
         if not plain or conv.attributes.get("group", 1) != 1:
             return None
@@ -167,7 +171,7 @@ class _Fusion:
     def _before(self, result: Linear) -> tuple[OnnxNode | None, str]:
         """The operator whose result is quantised, and the activation between."""
         node = self._only(result.values)
-        if node is None or node.op_type not in ("Relu", "Clip") or node.domain:
+        if node is None or node.op_type not in ("Relu", "Clip") or node.domain or not node.inputs:
             return node, "none"
         if node.op_type == "Clip" and not self._keeps_range(node, result):
             return None, "none"
