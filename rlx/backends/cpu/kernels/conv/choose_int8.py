@@ -70,7 +70,7 @@ def _build_depthwise(graph: Graph, target: Target, node: Node, image: Value) -> 
     record: Any = node.op
     window = record.window(w.shape.dims)
     tile = tile_of(target, window.kernel[-1], window.stride[-1], window.dilation[-1])
-    packing = {
+    packing: dict[str, Any] = {
         "tile": (tile.taps, tile.stride, tile.dilation, tile.pixels),
         "vector": block_channels(target, record.groups), "halves": packs_halves(target),
     }  # fmt: skip

@@ -180,4 +180,4 @@ def lower_byte_lookup(node: Node, ctx: Context) -> list[KernelLaunch]:
     args: list[KernelArg] = [Pointer(x), Pointer(table), Pointer(node.output)]
     args.append(x.shape.num_elements)
     cost = node.op.cost([v.shape for v in node.inputs], [node.output.shape])
-    return [KernelLaunch(LookUpBytes(), args, [x, table], node.outputs, 0, bytes=cost.bytes)]
+    return [KernelLaunch(LookUpBytes(), args, [x, table], node.outputs, bytes=cost.bytes)]
