@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -145,10 +145,19 @@ def compile_onnx(model: OnnxModel, out: Path, bind: Sequence[str] | None, json: 
     with console.working("compiling"):
         model.compile(file, sizes_of(bind))
     seconds, size = time.perf_counter() - start, file.stat().st_size
+    inputs = _shapes(model.example_inputs(**sizes_of(bind)))
     if json:
-        console.write_json({"path": str(file), "bytes": size, "seconds": seconds})
+        console.write_json({"path": str(file), "bytes": size, "seconds": seconds, "inputs": inputs})
     else:
-        console.note(f"{file}: {console.size(size)}, {seconds:.1f} s")
+        console.note(f"{file}: for {_shown(inputs)}; {console.size(size)}, {seconds:.1f} s")
+
+
+def _shapes(inputs: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {name: list(array.shape) for name, array in inputs.items()}
+
+
+def _shown(shapes: Mapping[str, list[int]]) -> str:
+    return ", ".join(f"{name} {dims}" for name, dims in shapes.items())
 
 
 def bench_onnx(model: OnnxModel, name: str, sizes: dict[str, Any], repeat: int, json: bool) -> None:
@@ -164,14 +173,14 @@ def bench_onnx(model: OnnxModel, name: str, sizes: dict[str, Any], repeat: int, 
         times.append(time.perf_counter() - begin)
     median = statistics.median(times)
     found = {
-        "model": name, "inputs": {n: list(a.shape) for n, a in inputs.items()},
+        "model": name, "inputs": _shapes(inputs),
         "first_seconds": first, "seconds": median, "runs": len(times),
     }  # fmt: skip
     if json:
         console.write_json(found)
         return
-    shapes = ", ".join(f"{n} {list(a.shape)}" for n, a in inputs.items())
     console.facts([
-        ("model", name), ("inputs", shapes), ("first run", f"{1e3 * first:.1f} ms"),
+        ("model", name), ("inputs", _shown(_shapes(inputs))),
+        ("first run", f"{1e3 * first:.1f} ms"),
         ("median", f"{1e3 * median:.3f} ms of {len(times)} runs"),
     ])  # fmt: skip

@@ -1,6 +1,7 @@
 """QDQ form to operators on integers: `DequantizeLinear` → `Conv` → `QuantizeLinear` becomes one
 `QLinearConv`, `MatMul` likewise. What only moves elements, or takes the largest, is done before
-they are dequantised.
+they are dequantised. An addition of the result of a convolution, and its activation, become a part
+of that convolution.
 
 Quantisation tools write networks in this form: float operators between dequantised operands and a
 quantised result. Scales and zero points must be constants of the file, one for a tensor or one for
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.formats.onnx import Initializer, OnnxNode, bodies_of
+from rlx.onnx.ops.integer_products import OWN
 from rlx.onnx.values import Data
 
 _BYTES = ("uint8", "int8")
 _MOVING = frozenset(("Flatten", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-_REPLACED = frozenset(("Clip", "Conv", "DequantizeLinear", "MatMul", "Relu"))
+_REPLACED = frozenset(("Add", "Clip", "Conv", "DequantizeLinear", "MatMul", "QLinearConv", "Relu"))
+_SCALES = 2.0**-30, 2.0**30  # products with bytes are neither denormal nor infinite
 _SMALL = 1 << 16  # channels, at most, that scales are read for
 
 
@@ -45,7 +48,9 @@ def fuse_quantized(
         return tuple(nodes)
     moved = _moved(nodes, outputs, constants)
     fusion = _Fusion(moved, outputs, constants)
-    return _read([fusion.fused(node) for node in moved], outputs)
+    made = _read([fusion.fused(node) for node in moved], outputs)
+    sums = _Fusion(made, outputs, constants)
+    return _read([sums.added(node) for node in made], outputs)
 
 
 def _moved(
@@ -120,10 +125,53 @@ class _Fusion:
         op_type, inputs, attributes = found
         return OnnxNode(made.name, "", op_type, "", inputs, node.outputs, attributes)
 
+    def added(self, node: OnnxNode) -> OnnxNode:
+        """A convolution of bytes that another tensor of bytes is added to, or the node."""
+        if node.op_type != "QuantizeLinear" or len(node.inputs) != 3 or node.domain:
+            return node
+        result = Linear(node.inputs[0], node.inputs[1], node.inputs[2], 1)
+        made, activation = self._before(result)
+        if made is None or made.op_type != "Add" or made.domain or len(made.inputs) != 2:
+            return node
+        if not self._is_ordinary(result):
+            return node
+        for own, other in (made.inputs, made.inputs[::-1]):
+            conv = self._summand(own)
+            residual = self.linear(other)
+            if conv is None or residual is None or not self._is_ordinary(residual):
+                continue
+            nine = (*conv.inputs, "")[:9]
+            return OnnxNode(
+                made.name, OWN, "QLinearConvAdd", "",
+                (*nine, *residual.names, result.scale, result.zero), node.outputs,
+                {**conv.attributes, "activation": activation},
+            )  # fmt: skip
+        return node
+
+    def _summand(self, name: str) -> OnnxNode | None:
+        """The convolution whose bytes are dequantised for one node, as it quantised them."""
+        x = self.linear(name)
+        if x is None or self.uses[name] != 1 or not self._is_ordinary(x):
+            return None
+        conv = self._only(x.values)
+        if conv is None or conv.op_type != "QLinearConv" or conv.domain:
+            return None
+        if len(conv.inputs) not in (8, 9):
+            return None
+        plain = conv.attributes.get("activation", "none") == "none"
+        if not plain or conv.attributes.get("group", 1) != 1:
+            return None
+        as_quantised = Linear(x.values, conv.inputs[6], conv.inputs[7], 1)
+        return conv if self._agree(x, as_quantised) else None
+
+    def _is_ordinary(self, x: Linear) -> bool:
+        scale = self._number(x.scale)
+        return self.is_one(x) and scale is not None and _SCALES[0] <= scale <= _SCALES[1]
+
     def _before(self, result: Linear) -> tuple[OnnxNode | None, str]:
         """The operator whose result is quantised, and the activation between."""
         node = self._only(result.values)
-        if node is None or node.op_type not in ("Relu", "Clip") or node.domain:
+        if node is None or node.op_type not in ("Relu", "Clip") or node.domain or not node.inputs:
             return node, "none"
         if node.op_type == "Clip" and not self._keeps_range(node, result):
             return None, "none"
@@ -176,8 +224,13 @@ class _Fusion:
         """Whether a node quantises what was dequantised with its scale and zero point."""
         if node.domain or len(node.inputs) != 3 or not self.is_one(x):
             return False
-        pairs = zip(node.inputs[1:], (x.scale, x.zero), strict=True)
-        same = [(self._data(a), self._data(b)) for a, b in pairs]
+        return self._agree(Linear(node.inputs[0], node.inputs[1], node.inputs[2], 1), x)
+
+    def _agree(self, x: Linear, y: Linear) -> bool:
+        """Whether scales and zero points are the same."""
+        same = [
+            (self._data(a), self._data(b)) for a, b in zip(x.names[1:], y.names[1:], strict=True)
+        ]
         return all(
             a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a, b)
             for a, b in same

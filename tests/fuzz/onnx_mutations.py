@@ -14,6 +14,7 @@ from test_formats_fuzz import damaged
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "importers"))
 from onnx_models import drawn, model, network, value
+from quantised_models import qdq_network
 
 _NUMBERS = [0, 1, -1, 2, 3, 7, -7, 255, 2**20, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, -(2**63)]
 _REALS = [0.0, 1.0, -1.0, 1e-30, 1e30, float("inf"), float("nan")]
@@ -65,7 +66,72 @@ def seeds() -> list[Any]:
         [node("StringNormalizer", ["t"], ["u"], stopwords=["a"]), node("StringSplit", ["u"],
          ["y", "n"], delimiter=" ")], [value("t", ["n"], str)], [value("y", None, str)],
     )  # fmt: skip
-    return [network(), loop, shapes, quantised, recurrent, text]
+    return [
+        network(), loop, shapes, quantised, recurrent, text, qdq_network(), _branches(),
+        _transformer(), _classic(),
+    ]  # fmt: skip
+
+
+def _branches() -> Any:
+    """Subgraphs that read values around them, a sequence and an optional."""
+    node = helper.make_node
+    yes = helper.make_graph([node("Mul", ["x", "x"], ["p"])], "yes", [], [value("p", None)])
+    no = helper.make_graph([node("Neg", ["x"], ["q"])], "no", [], [value("q", None)])
+    body = helper.make_graph(
+        [node("Add", ["s", "e"], ["t"]), node("Identity", ["t"], ["o"])], "body",
+        [value("s", [2]), value("e", [2])], [value("t", [2]), value("o", [2])],
+    )  # fmt: skip
+    return model(
+        [
+            node("If", ["c"], ["a"], then_branch=yes, else_branch=no),
+            node("Scan", ["zero", "a"], ["last", "all"], body=body, num_scan_inputs=1),
+            node("SplitToSequence", ["all"], ["parts"], axis=0, keepdims=0),
+            node("Optional", ["parts"], ["maybe"]), node("OptionalGetElement", ["maybe"], ["got"]),
+            node("SequenceAt", ["got", "k"], ["one"]), node("Add", ["one", "last"], ["y"]),
+        ],
+        [value("x", ["n", 2])], [value("y", None)],
+        {"c": np.array(True), "zero": np.zeros(2, "f4"), "k": np.array(1)},
+    )  # fmt: skip
+
+
+def _transformer() -> Any:
+    """Operators of Microsoft's domain."""
+
+    def node(kind: str, given: list[str], made: list[str], **more: Any) -> Any:
+        return helper.make_node(kind, given, made, domain="com.microsoft", **more)
+
+    made = model(
+        [
+            node("SkipLayerNormalization", ["x", "x", "g"], ["a"], epsilon=1e-5),
+            node("MultiHeadAttention", ["a", "a", "a"], ["b"], num_heads=2),
+            node("MatMulNBits", ["b", "w", "s"], ["c"], K=16, N=8, bits=4, block_size=16),
+            node("FastGelu", ["c"], ["d"]), node("FusedMatMul", ["d", "m"], ["y"], transB=1),
+        ],
+        [value("x", ["n", 3, 16])], [value("y", None)],
+        {"g": np.ones(16, "f4"), "w": np.arange(64, dtype=np.uint8).reshape(8, 1, 8),
+         "s": np.full((8, 1), 0.1, "f4"), "m": drawn(4, 8)},
+    )  # fmt: skip
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return made
+
+
+def _classic() -> Any:
+    """Operators of `ai.onnx.ml`: two trees, and a normaliser."""
+    domain = "ai.onnx.ml"
+    trees = helper.make_node(
+        "TreeEnsembleRegressor", ["n"], ["y"], domain=domain, n_targets=1,
+        nodes_treeids=[0, 0, 0, 1, 1, 1], nodes_nodeids=[0, 1, 2, 0, 1, 2],
+        nodes_featureids=[0, 0, 0, 1, 0, 0], nodes_values=[0.5, 0.0, 0.0, 0.1, 0.0, 0.0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * 2, nodes_truenodeids=[1, 0, 0, 1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0, 2, 0, 0], target_treeids=[0, 0, 1, 1],
+        target_nodeids=[1, 2, 1, 2], target_ids=[0, 0, 0, 0], target_weights=[1.0, 2.0, 3.0, 4.0],
+    )  # fmt: skip
+    made = model(
+        [helper.make_node("Normalizer", ["x"], ["n"], domain=domain, norm="L2"), trees],
+        [value("x", ["n", 2])], [value("y", None)], {},
+    )  # fmt: skip
+    made.opset_import.append(helper.make_opsetid(domain, 3))
+    return made
 
 
 def mutated(rng: random.Random, whole: list[Any]) -> bytes:

@@ -12,7 +12,7 @@ from onnx_models import model, value
 SHAPE = (2, 3, 13, 12)
 
 
-class _Writer:
+class Writer:
     """Nodes and constants of a network; `quantised` gives a tensor its scale and zero point."""
 
     def __init__(self, seed: int) -> None:
@@ -57,7 +57,7 @@ class _Writer:
 
 def qdq_network() -> Any:
     """Convolutions (plain, depthwise, by groups), pooling, a sum, and a product of matrices."""
-    w = _Writer(5)
+    w = Writer(5)
     x = w.quantised("x", 0.02, 128)
     y = w.node("Conv", [x, *w.weights("w0", (16, 3, 3, 3), 0, 0.02)], "c0", pads=[1, 1, 1, 1])
     y = w.quantised(w.node("Relu", [y], "r0"), 0.015, 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quantised_models
 from onnx import helper
 from onnx_models import model, value
 from quantised_models import qdq_input, qdq_network
@@ -154,3 +155,61 @@ def test_a_convolution_of_many_terms_is_exact() -> None:
         exact = np.einsum("bchwij,ocij->bohw", wide, w.astype(np.int64) - int(zero))
         np.testing.assert_array_equal(found, exact)
         assert kernel in ops_of(prepared) and np.abs(exact).max() > 2**24
+
+
+def _with_sum(relu: bool, swapped: bool, others: bool) -> Any:
+    """Two convolutions of one tensor, added."""
+    w = quantised_models.Writer(9)
+    x = w.quantised("x", 0.02, 128)
+    parts = []
+    for name, scale, zero, kind in (("u", 0.031, -7, np.int8), ("v", 0.023, 120, np.uint8)):
+        y = w.node("Conv", [x, *w.weights(name, (8, 3, 3, 3), 0, 0.02)], f"{name}c", pads=[1] * 4)
+        parts.append(w.quantised(y, scale, zero, kind))
+    y = w.node("Add", parts[:: -1 if swapped else 1], "a")
+    if relu:
+        y = w.node("Relu", [y], "r")
+    w.quantised(y, 0.037, 11)
+    outputs = [value(f"{y}.q", None, np.uint8)]
+    if others:
+        outputs += [value("uc.q", None, np.int8), value("vc.q", None, np.uint8)]
+    dims = ["batch", *quantised_models.SHAPE[1:]]
+    return model(w.nodes, [value("x", dims)], outputs, w.constants)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_sum_is_part_of_its_convolution(relu: bool, swapped: bool) -> None:
+    fused = backend.prepare(_with_sum(relu, swapped, others=False))
+    found = fused.run([qdq_input()])[0]
+    nodes = fuse_quantized.fuse_quantized(
+        fused.model.file.graph.nodes, [a.name for a in fused.model.outputs],
+        fused.model.file.graph.initializers,
+    )  # fmt: skip
+    assert [n.op_type for n in nodes] == ["QuantizeLinear", "QLinearConv", "QLinearConvAdd"]
+    plain = backend.prepare(_with_sum(relu, swapped, others=True))  # whose bytes are results, too
+    want = plain.run([qdq_input()])[0]
+    np.testing.assert_array_equal(found, want)
+    assert len(np.unique(want)) > 60
+    # and so says the formula of the operators
+    u, v = (np.asarray(a).astype(np.float32) for a in plain.run([qdq_input()])[1:])
+    total = (u + 7) * np.float32(0.031) + (v - 120) * np.float32(0.023)
+    total = np.maximum(total, 0) if relu else total
+    exact = np.clip(np.rint(total / np.float32(0.037)) + 11, 0, 255)
+    np.testing.assert_array_equal(found, exact)
+
+
+def test_a_sum_with_a_broadcast_tensor() -> None:
+    """The other tensor has another shape, which only tracing shows."""
+    w = quantised_models.Writer(4)
+    x = w.quantised("x", 0.02, 128)
+    y = w.node("Conv", [x, *w.weights("u", (3, 3, 1, 1), 0, 0.02)], "uc")
+    y = w.quantised(y, 0.03, 5)
+    mean = w.quantised(w.node("GlobalAveragePool", [x], "p"), 0.01, 128)
+    y = w.node("Add", [y, mean], "a")
+    w.quantised(y, 0.04, 9)
+    given = [value("x", ["batch", *quantised_models.SHAPE[1:]])]
+    fused = backend.prepare(model(w.nodes, given, [value("a.q", None, np.uint8)], w.constants))
+    outputs = [value(n, None, np.uint8) for n in ("a.q", "uc.q", "p.q")]
+    plain = backend.prepare(model(w.nodes, given, outputs, w.constants))
+    want, *_ = plain.run([qdq_input()])
+    np.testing.assert_array_equal(fused.run([qdq_input()])[0], want)

@@ -9,6 +9,7 @@ from program_support import TARGETS, Native, kernels_for, reference
 from rlx.backends.cpu.kernels.conv.channels_last_int8 import ChannelsLastInt8
 from rlx.backends.cpu.kernels.conv.choose_int8 import decompose_unsuited
 from rlx.backends.cpu.kernels.conv.choose_layout import choose_layout
+from rlx.backends.cpu.kernels.conv.depthwise_int8 import DepthwiseInt8
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -17,7 +18,17 @@ from rlx.llvm.target import Target
 from rlx.passes.prepare import split_prepare
 
 
-def make(x, w, types=("u8", "u8"), bias=True, seed=0, integer=False, activation="none", **geometry):
+def make(
+    x,
+    w,
+    types=("u8", "u8"),
+    bias=True,
+    seed=0,
+    integer=False,
+    activation="none",
+    added=None,
+    **geometry,
+):
     """A graph of one convolution with weights as params, and its operands."""
     g, rng = Graph(), np.random.default_rng(seed)
     terms = int(np.prod(w[1:]))
@@ -36,6 +47,15 @@ def make(x, w, types=("u8", "u8"), bias=True, seed=0, integer=False, activation=
     if bias:
         arrays["bias"] = rng.integers(-5000, 5000, w[0]).astype(np.int32)
         operands.append(g.param("bias", (w[0],), "i32"))
+    if added is not None:  # types of the residual and of the sum
+        shape = g.qlinear_conv(*operands, **geometry).shape
+        arrays["residual"], arrays["r_zero"] = whole(added[0], *shape.static_dims), whole(added[0])
+        arrays["factors"] = np.float32([0.021, 0.034, 0.047])
+        arrays["sum_zero"] = whole(added[1])
+        operands += [
+            g.input("residual", shape.dims, added[0]), g.param("r_zero", (), added[0]),
+            g.param("factors", (3,)), g.param("sum_zero", (), added[1]),
+        ]  # fmt: skip
     return g.set_outputs(g.qlinear_conv(*operands, activation=activation, **geometry)), arrays
 
 
@@ -52,7 +72,8 @@ def prepared_arrays(main, prepared, arrays):
 
 
 def uses_kernel(native):
-    return any(isinstance(launch.spec, ChannelsLastInt8) for launch in native.launches)
+    kinds = (ChannelsLastInt8, DepthwiseInt8)
+    return any(isinstance(launch.spec, kinds) for launch in native.launches)
 
 
 CASES = [
@@ -69,6 +90,25 @@ CASES = [
     ((2, 4, 5, 5), (4, 4, 3, 3), {"integer": True, "padding": (4,)}),  # windows beside the image
     ((1, 6, 1, 1), (5, 6, 1, 1), {}),
     ((0, 8, 5, 5), (4, 8, 3, 3), {}),
+    # a residual, whole vectors and masked ones
+    ((2, 16, 9, 11), (32, 16, 3, 3), {"padding": (1,), "added": ("u8", "u8")}),
+    ((1, 64, 14, 13), (96, 64, 1, 1), {"types": ("i8", "i8"), "added": ("i8", "i8"),
+                                       "activation": "relu"}),
+    ((1, 512, 7, 7), (40, 512, 3, 3), {"padding": (1,), "added": ("i8", "u8")}),
+    ((1, 8, 6, 7), (21, 8, 1, 1), {"types": ("u8", "i8"), "added": ("u8", "i8"),
+                                   "activation": "relu"}),
+    # depthwise: one block of each width, blocks that share channels, both ends of every row
+    ((2, 64, 9, 11), (64, 1, 3, 3), {"padding": (1,), "groups": 64}),
+    ((2, 72, 9, 12), (72, 1, 3, 3), {"padding": (1,), "groups": 72, "types": ("i8", "i8"),
+                                     "activation": "relu"}),
+    ((1, 16, 17, 18), (16, 1, 3, 3), {"padding": (1,), "stride": (2,), "groups": 16,
+                                      "types": ("i8", "u8")}),
+    ((1, 40, 14, 14), (40, 1, 5, 5), {"padding": (2,), "groups": 40, "bias": False}),
+    ((1, 120, 13, 14), (120, 1, 5, 5), {"padding": (2, 2, 1, 0), "stride": (2,), "groups": 120,
+                                        "types": ("u8", "i8"), "activation": "relu"}),
+    ((1, 33, 15, 16), (33, 1, 3, 3), {"padding": (2,), "dilation": (2,), "groups": 33}),
+    ((2, 20, 41), (20, 1, 7), {"padding": (3,), "groups": 20}),
+    ((1, 64, 2, 3), (64, 1, 3, 3), {"padding": (3,), "groups": 64}),  # windows beside the image
 ]  # fmt: skip
 
 
@@ -86,6 +126,22 @@ def test_results_are_those_of_the_reference(x, w, options):
             native = Native(main, target, workers, {})
             assert uses_kernel(native)
             np.testing.assert_array_equal(native.run(given)[0], want)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [(2e-20, 3e-20, 4e-20), (3e37, 1e37, 2e37), (1e-3, 2e37, 1e-2), (0.02, np.nan, 0.05),
+     (0.1, 0.3, 0.0), (0.013, 0.0999999, 0.1), (1 / 3, 1 / 7, 1.9999999)],
+)  # fmt: skip
+def test_sums_with_a_residual_are_divided_exactly(factors):
+    for target in TARGETS:
+        graph, arrays = make((1, 32, 20, 21), (64, 32, 1, 1), added=("i8", "u8"))
+        arrays["factors"] = np.float32(factors)
+        with np.errstate(all="ignore"):
+            [want] = reference(graph, arrays)
+        main, prepared = chosen(graph, target)
+        given = prepared_arrays(main, prepared, arrays)
+        np.testing.assert_array_equal(Native(main, target, 2, {}).run(given)[0], want)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -106,7 +162,7 @@ def test_the_reference_against_a_loop(groups):
 
 
 def test_what_has_no_kernel_is_computed_with_floats():
-    """Depthwise; groups of channels that are no whole words; weights that are inputs."""
+    """Depthwise of few channels; groups of channels that are no whole words."""
     for x, w, groups in (((1, 8, 9, 9), (8, 1, 3, 3), 8), ((1, 6, 9, 9), (4, 3, 3, 3), 2)):
         for target in TARGETS:
             graph, arrays = make(x, w, groups=groups, padding=(1,))
@@ -148,8 +204,16 @@ def test_errors_say_what_was_expected():
         g.qlinear_conv(x, w, one, g.input("s2", (4,)), one)
 
 
-@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4", "aarch64"])
+@pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "alderlake", "aarch64"])
 def test_other_targets(name):
     target = Target.named(name)
-    main, _ = chosen(make((1, 8, 9, 40), (20, 8, 3, 3), padding=(1,))[0], target)
-    assert kernels_for(main, name) >= 2
+    plain = make((1, 8, 9, 40), (20, 8, 3, 3), padding=(1,), added=("i8", "u8"))[0]
+    one = make((1, 8, 5, 5), (3, 8, 1, 1))[0]  # one vector, masked
+    depthwise = make((1, 48, 9, 9), (48, 1, 3, 3), padding=(1,), groups=48)[0]
+    for graph, op in (
+        (plain, "conv_channels_last_int8"), (one, "conv_channels_last_int8"),
+        (depthwise, "depthwise_channels_last_int8"),
+    ):  # fmt: skip
+        main, _ = chosen(graph, target)
+        assert op in {n.op.name for n in main.nodes}
+        assert kernels_for(main, name) >= 1

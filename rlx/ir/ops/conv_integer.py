@@ -108,6 +108,10 @@ class QLinearConv(_Base):
 
     `scale [O]` is that of x times that of w over that of the result; `bias [O]` is i32, in units of
     x times w. With `activation="relu"` nothing is below `y_zero`.
+
+    With a `residual` of the result's shape, both are dequantised and added, the activation follows,
+    and the sum is quantised with `sum_zero`. `factors [3]` are the scales of the result, of the
+    residual and of the sum.
     """
 
     stride: tuple[int, ...] = (1,)
@@ -126,33 +130,55 @@ class QLinearConv(_Base):
 
     def infer(
         self, x: Shape, w: Shape, x_zero: Shape, scale: Shape, y_zero: Shape,
-        bias: Shape | None = None,
+        bias: Shape | None = None, residual: Shape | None = None, r_zero: Shape | None = None,
+        factors: Shape | None = None, sum_zero: Shape | None = None,
     ) -> Shape:  # fmt: skip
         _require_type(y_zero, (u8, i8), "y_zero")
         _require_scalar(y_zero, y_zero.dtype, "y_zero")
         _require_channels(scale, w, f32, "scale")
         if bias is not None:
             _require_channels(bias, w, i32, "bias")
-        return self._sums(x, w, x_zero).with_dtype(y_zero.dtype)
+        made = self._sums(x, w, x_zero).with_dtype(y_zero.dtype)
+        if residual is None:
+            return made
+        if r_zero is None or factors is None or sum_zero is None:
+            raise ShapeError(
+                "operands of a residual are missing", where=self.name,
+                expected="residual, r_zero, factors, sum_zero",
+            )  # fmt: skip
+        for given, what in ((residual, "residual"), (sum_zero, "sum_zero")):
+            _require_type(given, (u8, i8), what)
+        _require_scalar(r_zero, residual.dtype, "r_zero")
+        _require_scalar(sum_zero, sum_zero.dtype, "sum_zero")
+        _require_type(factors, (f32,), "factors")
+        if factors.dims != (3,):
+            raise ShapeError("factors are not three", got=factors, expected="[3]")
+        if not residual.same_dims(made):
+            raise ShapeError("residual does not fit the result", got=residual, expected=made)
+        return made.with_dtype(sum_zero.dtype)
 
     def reference(
         self, x: Array, w: Array, x_zero: Array, scale: Array, y_zero: Array,
-        bias: Array | None = None,
+        bias: Array | None = None, residual: Array | None = None, r_zero: Array | None = None,
+        factors: Array | None = None, sum_zero: Array | None = None,
     ) -> Array:  # fmt: skip
         column = (1, -1, *[1] * (x.ndim - 2))
         total = self._total(x, w, x_zero)
         if bias is not None:
             total = total + bias.reshape(column).astype(np.int64)
-        made = np.rint(total.astype(np.float32) * scale.reshape(column))
-        zero = float(y_zero.reshape(()))
-        low, high = integer_range(DType.of(y_zero.dtype))
-        least = max(low - zero, 0.0) if self.activation == "relu" else low - zero
-        kept = np.clip(made, least, high - zero) + zero
-        return np.where(np.isnan(kept), zero, kept).astype(y_zero.dtype)
+        real = total.astype(np.float32) * scale.reshape(column)
+        if residual is None or r_zero is None or factors is None or sum_zero is None:
+            return _codes(real, y_zero, self.activation == "relu")
+        codes = _codes(real, y_zero, False).astype(np.int32) - y_zero.reshape(()).astype(np.int32)
+        other = residual.astype(np.int32) - r_zero.reshape(()).astype(np.int32)
+        own, its, whole = factors
+        sums = codes.astype(np.float32) * own + other.astype(np.float32) * its
+        return _codes(sums / whole, sum_zero, self.activation == "relu")
 
     def decompose(
         self, g: Graph, x: Value, w: Value, x_zero: Value, scale: Value, y_zero: Value,
-        bias: Value | None = None,
+        bias: Value | None = None, residual: Value | None = None, r_zero: Value | None = None,
+        factors: Value | None = None, sum_zero: Value | None = None,
     ) -> Any:  # fmt: skip
         column = (1, w.shape.dims[0], *[1] * (x.shape.rank - 2))
         total = self._float_sums(g, x, w, x_zero)
@@ -160,13 +186,45 @@ class QLinearConv(_Base):
             wide = f64 if total.shape.dtype is f64 else i32
             whole = g.cast(g.reshape(bias, shape=column), wide)
             total = g.add(g.cast(total, wide), whole)
-        made = g.round(g.mul(g.cast(total, f32), g.reshape(scale, shape=column)))
-        zero = g.cast(g.reshape(y_zero, shape=()), f32)
-        made = g.where(g.is_nan(made), g.constant(0.0, f32), made)
-        if self.activation == "relu":
-            made = g.relu(made)
-        low, high = integer_range(y_zero.shape.dtype)
-        return g.cast(g.clamp(g.add(made, zero), low=low, high=high), y_zero.shape.dtype)
+        real = g.mul(g.cast(total, f32), g.reshape(scale, shape=column))
+        if residual is None or r_zero is None or factors is None or sum_zero is None:
+            return _quantised(g, real, y_zero, self.activation == "relu")
+        codes = _quantised(g, real, y_zero, False)
+        scales = [
+            g.reshape(g.narrow(factors, axis=0, start=n, length=1), shape=()) for n in range(3)
+        ]
+        sums = g.add(
+            g.mul(_centred(g, codes, y_zero), scales[0]),
+            g.mul(_centred(g, residual, r_zero), scales[1]),
+        )
+        return _quantised(g, g.div(sums, scales[2]), sum_zero, self.activation == "relu")
+
+
+def _codes(real: Array, zero: Array, relu: bool) -> Array:
+    """Numbers rounded and moved by a zero point, in its type."""
+    offset = float(zero.reshape(()))
+    low, high = integer_range(DType.of(zero.dtype))
+    least = max(low - offset, 0.0) if relu else low - offset
+    kept = np.clip(np.rint(real), least, high - offset) + offset
+    return np.where(np.isnan(kept), offset, kept).astype(zero.dtype)
+
+
+def _quantised(g: Graph, real: Value, zero: Value, relu: bool) -> Value:
+    """The same in a graph."""
+    offset = g.cast(g.reshape(zero, shape=()), f32)
+    made = g.round(real)
+    made = g.where(g.is_nan(made), g.constant(0.0, f32), made)
+    if relu:
+        made = g.relu(made)
+    low, high = integer_range(zero.shape.dtype)
+    codes: Value = g.cast(g.clamp(g.add(made, offset), low=low, high=high), zero.shape.dtype)
+    return codes
+
+
+def _centred(g: Graph, x: Value, zero: Value) -> Value:
+    """Bytes without their zero point, as floats."""
+    made: Value = g.sub(g.cast(x, f32), g.cast(g.reshape(zero, shape=()), f32))
+    return made
 
 
 def _require_type(shape: Shape, types: tuple[DType, ...], what: str) -> None:

@@ -22,6 +22,7 @@ from rlx.onnx.ops.convolution import convolved, windows
 from rlx.onnx.ops.quantization import requantized
 from rlx.onnx.table import op
 
+OWN = "rlx"  # the domain of operators that only fusion makes
 _EXACT = EXACT_TERMS // 2  # of numbers of 9 bits
 
 
@@ -171,19 +172,68 @@ def qlinear_conv(
     node: Call, x: Array, x_scale: Array, x_zero: Array, w: Array, w_scale: Array, w_zero: Array,
     y_scale: Array, y_zero: Array, bias: Array | None = None,
 ) -> Array:  # fmt: skip
-    shape, offsets = _Geometry(node, x, w), _by_filter(w, w_zero)
-    scale = x_scale.astype(f32) * w_scale.astype(f32) / y_scale.astype(f32)
-    scale = xp.broadcast_to(xp.reshape(scale, (-1,)), (w.shape[0],))
+    operands = (x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias)
+    return _quantised_conv(node, operands, node.text("activation", "none").lower())
+
+
+@op("QLinearConvAdd", domain=OWN)
+def qlinear_conv_add(
+    node: Call, x: Array, x_scale: Array, x_zero: Array, w: Array, w_scale: Array, w_zero: Array,
+    y_scale: Array, y_zero: Array, bias: Array | None, other: Array, other_scale: Array,
+    other_zero: Array, sum_scale: Array, sum_zero: Array,
+) -> Array:  # fmt: skip
+    """A quantised convolution and another tensor, dequantised, added and quantised again; the
+    activation follows the sum. `fuse_quantized` makes it of networks in QDQ form."""
     activation = node.text("activation", "none").lower()
-    zero, weights = _one_zero(x, x_zero), _signed_weights(w, offsets)
-    y_zero = xp.reshape(y_zero, ())
-    if shape.is_plain and zero is not None and weights is not None:
-        more = () if bias is None else (bias,)
-        return shape.integers(
-            "qlinear_conv", x, weights, zero, scale, y_zero, *more, activation=activation
-        )
-    total = shape.floats(x, w, x_zero, offsets)
+    operands = (x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias)
+    plain = _quantised_conv(node, operands, "none")
+    zeros = [xp.reshape(z, ()) for z in (y_zero, other_zero, sum_zero)]
+    factors = [xp.reshape(s.astype(f32), ()) for s in (y_scale, other_scale, sum_scale)]
+    if plain.shape == other.shape:
+        residual = (other, zeros[1], xp.stack(factors), zeros[2])
+        made = _integer_conv(node, operands, activation, residual)
+        if made is not None:
+            return made
+    pairs = zip((plain, other), zeros[:2], factors[:2], strict=True)
+    own, its = ((t.astype(f32) - z.astype(f32)) * s for t, z, s in pairs)
+    total = (own + its) / factors[2]
+    return requantized(xp.maximum(total, 0.0) if activation == "relu" else total, zeros[2])
+
+
+def _quantised_conv(node: Call, operands: tuple[Any, ...], activation: str) -> Array:
+    made = _integer_conv(node, operands, activation)
+    if made is not None:
+        return made
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = operands
+    shape = _Geometry(node, x, w)
+    total = shape.floats(x, w, x_zero, _by_filter(w, w_zero))
     if bias is not None:
         total = total + xp.reshape(bias.astype(total.dtype), shape.column)
-    total = total.astype(f32) * xp.reshape(scale, shape.column)
-    return requantized(xp.maximum(total, 0.0) if activation == "relu" else total, y_zero)
+    scale = xp.reshape(_filter_scales(w, x_scale, w_scale, y_scale), shape.column)
+    total = total.astype(f32) * scale
+    total = xp.maximum(total, 0.0) if activation == "relu" else total
+    return requantized(total, xp.reshape(y_zero, ()))
+
+
+def _integer_conv(
+    node: Call, operands: tuple[Any, ...], activation: str, residual: tuple[Array, ...] = ()
+) -> Array | None:
+    """The convolution on integers; None where its weights or axes do not allow that."""
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = operands
+    shape = _Geometry(node, x, w)
+    zero, weights = _one_zero(x, x_zero), _signed_weights(w, _by_filter(w, w_zero))
+    if not shape.is_plain or zero is None or weights is None:
+        return None
+    if bias is None and residual:
+        bias = Array(np.zeros(int(w.shape[0]), np.int32))
+    more = (() if bias is None else (bias,)) + residual
+    return shape.integers(
+        "qlinear_conv", x, weights, zero, _filter_scales(w, x_scale, w_scale, y_scale),
+        xp.reshape(y_zero, ()), *more, activation=activation,
+    )  # fmt: skip
+
+
+def _filter_scales(w: Array, x_scale: Array, w_scale: Array, y_scale: Array) -> Array:
+    """What the sums of each filter are multiplied by."""
+    scale = x_scale.astype(f32) * w_scale.astype(f32) / y_scale.astype(f32)
+    return xp.broadcast_to(xp.reshape(scale, (-1,)), (w.shape[0],))

@@ -11,6 +11,7 @@ from rlx.backends.cpu.kernels.conv.choose_int8 import INT8_OPS, decompose_unsuit
 from rlx.backends.cpu.kernels.conv.choose_layout import choose_layout
 from rlx.backends.cpu.kernels.conv.lower_conv import CONVOLUTIONS, pack_conv
 from rlx.backends.cpu.kernels.gemm.pack_weights import MATMULS, pack_weights
+from rlx.backends.cpu.kernels.loops.byte_lookup import tabulate
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import QUANTISED, pack_quantised
 from rlx.backends.cpu.kernels.recurrent.lower_cells import CELLS, block_weights
 from rlx.ir.graph import Graph
@@ -26,6 +27,7 @@ Rewrite = tuple[frozenset[str], Callable[[Graph, Target], Graph]]
 LAYOUTS: list[Rewrite] = [
     (INT8_OPS, decompose_unsuited),
     (INT8_OPS | {"conv"}, choose_layout),
+    (frozenset(["round"]), tabulate),
 ]
 
 # Rewrites of a template for this device, in order: weights are prepacked.

@@ -8,8 +8,9 @@ odd ones, `[panel][tap][channel / 4][vector][2][lane][2]`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,8 @@ class ConvChannelsLastInt8(Op):
     """`conv_integer`, or `qlinear_conv` where there is `quantized`, with filters packed.
 
     Operands: x, filters, the sum of each column's weights in i32, x_zero, then, for `quantized`,
-    scale and y_zero, and a bias if it has one.
+    scale and y_zero, and a bias if it has one; and with a residual, which has channels last, also
+    r_zero, factors and sum_zero.
     """
 
     stride: tuple[int, ...]
@@ -74,6 +76,7 @@ class ConvChannelsLastInt8(Op):
     quantized: bool = False
     activation: str = "none"
     has_bias: bool = False
+    has_residual: bool = False
 
     @property
     def plain(self) -> ConvInteger | QLinearConv:
@@ -84,13 +87,24 @@ class ConvChannelsLastInt8(Op):
     def infer(
         self, x: Shape, filters: Shape, sums: Shape, x_zero: Shape, *rest: Shape
     ) -> Shape:  # fmt: skip
-        return channels_last(self.plain.infer(channels_first(x), self.w, x_zero, *rest))
+        more = self._in_order(rest, channels_first)
+        return channels_last(self.plain.infer(channels_first(x), self.w, x_zero, *more))
 
     def reference(
         self, x: Array, filters: Array, sums: Array, x_zero: Array, *rest: Array
     ) -> Array:  # fmt: skip
-        made = self.plain.reference(np.moveaxis(x, -1, 1), unpack(self, filters), x_zero, *rest)
+        more = self._in_order(rest, lambda r: np.moveaxis(r, -1, 1))
+        made = self.plain.reference(np.moveaxis(x, -1, 1), unpack(self, filters), x_zero, *more)
         return np.moveaxis(made, 1, -1)
+
+    def _in_order(self, rest: Sequence[Any], channels_first: Callable[[Any], Any]) -> list[Any]:
+        """The operands after x_zero as `plain` takes them."""
+        more = list(rest)
+        if self.has_residual:
+            if not self.has_bias:
+                more.insert(2, None)
+            more[3] = channels_first(more[3])
+        return more
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         flops = outputs[0].num_elements * (2 * prod(self.w.static_dims[1:]))

@@ -333,7 +333,7 @@ class Emitter:
                 source = f.gep(self.table, (t * self.taps + at) * (rows * 8))
             place = pixel * pitch + column
             out = f.gep(o["out"], place, spec.out_bytes)
-            residual = f.gep(o["residual"], place, 4) if spec.residual else f.null()
+            residual = f.gep(o["residual"], place, spec.out_bytes) if spec.residual else f.null()
             tile = f.gep(self.tiles, t, rows * spec.width * self.line)
             part = (t - start) * self.line
             ahead = f.select(part < term_bytes, f.gep(following, part), weights)

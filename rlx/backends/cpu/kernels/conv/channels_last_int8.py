@@ -20,16 +20,19 @@ from rlx.backends.cpu.kernels.conv.channels_last_gemm import (
     Emitter,
     Micro,
 )
+from rlx.backends.cpu.kernels.conv.float_bytes import ByteEncoder
 from rlx.backends.cpu.kernels.qgemm.dot import FourWay, IntDot, dot_kind, make_dot
 from rlx.backends.cpu.kernels.spec import Operands
 from rlx.ir.dtype import DType, u8
-from rlx.ir.ops.conv_integer import integer_range
-from rlx.llvm.builder import Function, Module, Type, Value, f32, i8, i32, i64, ptr, vec
-from rlx.llvm.math.real import round_even
+from rlx.llvm.builder import Function, Module, Type, Value, f32, i1, i8, i32, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
-_ALL_POINTERS = POINTERS | {"sums", "x_zero", "scale", "y_zero"}
+_RESIDUAL = ["residual", "r_zero", "factors", "sum_zero"]
+_ALL_POINTERS = POINTERS | {"sums", "x_zero", "scale", "y_zero", *_RESIDUAL}
+_Store = Callable[[Sequence[Value], Value, int], None]
+_Add = Callable[[Sequence[Value], Value, Sequence[Value | None], Value], None]
+_ORDINARY = 2.0**30
 _BYTES, _PAIRS, _HIGH_BITS = 0x01010101, 0x00FF00FF, 0x80808080 - (1 << 32)
 
 
@@ -49,11 +52,14 @@ class ChannelsLastInt8(ChannelsLastGemm):
     """args: as `self.args` lists them.
 
     `channels` and `run` count words of four bytes. Sums are stored as i32, or, where there is an
-    `out` type, scaled, rounded and clamped. `bias` is i32.
+    `out` type, scaled, rounded and clamped. `bias` is i32. A residual of bytes is added to what the
+    sums became: both are dequantised, and the sum is quantised again.
     """
 
     x_type: DType = u8
     out: DType | None = None
+    own_type: DType = u8  # of the result, before the residual is added
+    residual_type: DType = u8
 
     @property
     def out_bytes(self) -> int:
@@ -62,6 +68,7 @@ class ChannelsLastInt8(ChannelsLastGemm):
     @property
     def args(self) -> list[str]:
         given = ["bias"] * self.bias + ["scale", "y_zero"] * (self.out is not None)
+        given += _RESIDUAL * self.residual
         return ["x", "filters", "out", "sums", "x_zero", *given, "scratch", *SIZES]
 
     def weight_words(self, target: Target) -> int:
@@ -145,35 +152,97 @@ class Int8Micro(Micro):
         if spec.bias:
             bias = f.gep(o["bias"], f["column"], 4)
             offsets = [x + self.fetch(bias, j, masks[j]) for j, x in enumerate(offsets)]
-        encode = self._requantized(o, masks) if spec.out is not None else None
 
-        def store_row(r: int) -> None:
-            out = f.gep(f["out"], f["out_stride"] * r)
-            for j in range(n):
-                value = sums[r * n + j] + offsets[j]
-                self.put(value if encode is None else encode(value, j), out, j, masks[j])
+        def store_rows(store: _Store) -> None:
+            def store_row(r: int) -> None:
+                out = f.gep(f["out"], f["out_stride"] * r)
+                store([sums[r * n + j] + offsets[j] for j in range(n)], out, r)
 
-        self.each_row(store_row)
+            self.each_row(store_row)
+
+        if not spec.residual:
+            store_rows(self._plain(masks) if spec.out is None else self._requantized(o, masks))
+            return
+        for is_ordinary in f.either(self._are_ordinary(o)):
+            store_rows(self._requantized(o, masks, is_ordinary))
+
+    def _plain(self, masks: Sequence[Value | None]) -> _Store:
+        def store(totals: Sequence[Value], out: Value, r: int) -> None:
+            for j, value in enumerate(totals):
+                self.put(value, out, j, masks[j])
+
+        return store
 
     def _requantized(
-        self, o: Operands, masks: Sequence[Value | None]
-    ) -> Callable[[Value, int], Value]:
-        """What makes bytes of the sums of vector j."""
+        self, o: Operands, masks: Sequence[Value | None], is_ordinary: bool = False
+    ) -> _Store:
+        """What makes bytes of a row of sums, and stores them."""
         f, spec = self.f, self.spec
         assert spec.out is not None
         kind = vec(self.lanes, f32)
         base = f.gep(o["scale"], f["column"], 4)
         scales = [self.fetch(base, j, mask).bits(kind) for j, mask in enumerate(masks)]
-        zero = f.load(o["y_zero"], i8).to(i32, signed=spec.out is not u8)
-        low, high = (f.i32(int(x)) - zero for x in integer_range(spec.out))
-        if spec.activation == "relu":
-            low = f.max(low, 0)
-        least, most = (f.splat(x.to(f32), self.lanes) for x in (low, high))
-        offset = f.splat(zero, self.lanes)
+        own = spec.own_type if spec.residual else spec.out
+        relu = spec.activation == "relu"
+        encoder = self._encoder(o, "y_zero", own, relu and not spec.residual)
+        added = self._added(o, encoder, relu, is_ordinary) if spec.residual else None
 
-        def encode(total: Value, j: int) -> Value:
-            near = round_even(total.to(f32) * scales[j])
-            kept = f.min(f.max(f.select(near.is_nan(), 0.0, near), least), most)
-            return (kept.to(i32) + offset).to(i8)
+        def store(totals: Sequence[Value], out: Value, r: int) -> None:
+            reals = [t.to(f32) * s for t, s in zip(totals, scales, strict=True)]
+            if added is None:
+                encoder.store(reals, out, masks[-1], f["tail"])
+            else:
+                added(reals, out, masks, f.gep(f["residual"], f["out_stride"] * r))
 
-        return encode
+        return store
+
+    def _encoder(self, o: Operands, name: str, dtype: DType, relu: bool) -> ByteEncoder:
+        zero = self.f.load(o[name], i8).to(i32, signed=dtype is not u8)
+        return ByteEncoder(self.f, self.lanes, dtype, zero, relu)
+
+    def _are_ordinary(self, o: Operands) -> Value:
+        """Whether no quotient of a sum, and no remainder of one, is infinite or denormal."""
+        found = self.f.const(1, i1)
+        for n in range(3):
+            factor = self.f.load(o["factors"], f32, 4 * n)
+            found = found & (factor > 1 / _ORDINARY) & (factor < _ORDINARY)
+        return found
+
+    def _added(self, o: Operands, encoder: ByteEncoder, relu: bool, is_ordinary: bool) -> _Add:
+        """What adds the residual to a row, and stores it."""
+        f, spec = self.f, self.spec
+        assert spec.out is not None
+        sums = self._encoder(o, "sum_zero", spec.out, relu)
+        signed = spec.residual_type is not u8
+        zero = f.splat(f.load(o["r_zero"], i8).to(i32, signed=signed), self.lanes)
+        own, its, whole = (f.broadcast_load(o["factors"], f32, self.lanes, 4 * n) for n in range(3))
+        lanes = vec(self.lanes, i8)
+        inverse = 1.0 / whole
+
+        def quotient(x: Value) -> Value:
+            """x / whole. Where that is so, two corrections of x · (1 / whole) have its bits: the
+            first one is an ulp off at most, and so the second is the nearest float (Markstein)."""
+            if not is_ordinary or not f.target.fma:
+                return x / whole
+            found = x * inverse
+            for _ in range(2):
+                found = f.fma(f.fma(-found, whole, x), inverse, found)
+            return found
+
+        def add(
+            reals: Sequence[Value], out: Value, masks: Sequence[Value | None], row: Value
+        ) -> None:
+            found = []
+            with f.exact():
+                for j, real in enumerate(reals):
+                    mask = masks[j]
+                    raw = (
+                        f.load(row, lanes, j * self.lanes) if mask is None
+                        else f.masked_load(row, lanes, mask, offset=j * self.lanes)
+                    )  # fmt: skip
+                    other = (raw.to(i32, signed=signed) - zero).to(f32) * its
+                    made = quotient(encoder.bounded(real) * own + other)
+                    found.append(made if is_ordinary else f.select(made.is_nan(), 0.0, made))
+            sums.store(found, out, masks[-1], f["tail"])
+
+        return add

@@ -156,7 +156,7 @@ class _Layout:
             rank = node.output.shape.rank
             self.finish(
                 node,
-                lambda: build(self.graph, self.target, node, self.to_last(node.inputs[0], rank)),
+                lambda: build(self.graph, self.target, node, lambda v: self.to_last(v, rank)),
             )
             return
         if not any(self.twin(v) is not None for v in node.inputs):

@@ -11,7 +11,9 @@ from rlx.backends.cpu.kernels.conv.channels_last_windows import (
     tile_vectors,
 )
 from rlx.backends.cpu.kernels.conv.channels_last_winograd import ChannelsLastWinograd
+from rlx.backends.cpu.kernels.conv.depthwise_int8 import DepthwiseInt8
 from rlx.backends.cpu.layouts.channels_last import plain_size
+from rlx.backends.cpu.layouts.depthwise_int8 import Tile
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f32
@@ -137,13 +139,22 @@ class _Int8Problem(_Problem):
     def _spec(self, width: int, last: int, masked: bool) -> ChannelsLastGemm:
         op, node = self.op, self.node
         return ChannelsLastInt8(
-            width, last, masked, self.is_pointwise, op.has_bias, False, op.activation,
+            width, last, masked, self.is_pointwise, op.has_bias, op.has_residual, op.activation,
             self.x.shape.dtype, node.output.shape.dtype if op.quantized else None,
+            *self._residual_types(),
         )  # fmt: skip
+
+    def _residual_types(self) -> list[DType]:
+        """The element types of the result before the sum, and of the residual."""
+        given = self._operands()
+        if not self.op.has_residual:
+            return []
+        return [v.shape.dtype for v in (given["y_zero"], given["residual"]) if v is not None]
 
     def _operands(self) -> dict[str, Value | None]:
         names = ["sums", "x_zero"] + ["scale", "y_zero"] * self.op.quantized
         names += ["bias"] * self.op.has_bias
+        names += ["residual", "r_zero", "factors", "sum_zero"] * self.op.has_residual
         return dict(zip(names, self.node.inputs[2:], strict=True))
 
 
@@ -206,7 +217,7 @@ def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [_Problem(node, ctx.target).launch()]
 
 
-def _windows(node: Node, window: Window, spec: ChannelsLastWindows) -> dict[str, KernelArg]:
+def _windows(node: Node, window: Window) -> dict[str, KernelArg]:
     x, out = node.inputs[0], node.output
     args = _geometry(*_axes(window, x.shape, out.shape))
     return args | {
@@ -236,7 +247,7 @@ def _depthwise(node: Node, target: Target) -> KernelLaunch:
         *_channel_tiles(node.output.shape.dims[-1], f32, target), bias is not None,
         residual is not None, op.activation,
     )  # fmt: skip
-    args = _windows(node, window, spec) | {"filters": Pointer(node.inputs[1])}
+    args = _windows(node, window) | {"filters": Pointer(node.inputs[1])}
     given = {"bias": bias, "residual": residual}
     args |= {name: Pointer(v) for name, v in given.items() if v is not None}
     return _launch(node, spec, args)
@@ -251,6 +262,21 @@ def lower_int8(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [_Int8Problem(node, ctx.target).launch()]
 
 
+@lowers("depthwise_channels_last_int8")
+def lower_depthwise_int8(node: Node, ctx: Context) -> list[KernelLaunch]:
+    op: Any = node.op
+    window = op.plain.window(op.w.dims)
+    rows = window.kernel[0] if len(window.kernel) == 2 else 1
+    spec = DepthwiseInt8(
+        Tile(*op.tile), rows, _dilation(window)[0], op.vector, op.halves, op.has_bias,
+        op.activation == "relu", node.inputs[0].shape.dtype, node.output.shape.dtype,
+    )  # fmt: skip
+    names = ["x", "filters", "sums", "x_zero", "scale", "y_zero"] + ["bias"] * op.has_bias
+    given = zip(names, node.inputs, strict=True)
+    args: dict[str, KernelArg] = {name: Pointer(v) for name, v in given}
+    return [_launch(node, spec, _windows(node, window) | args)]
+
+
 @lowers("pool_channels_last")
 def lower_pool(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
@@ -261,4 +287,4 @@ def lower_pool(node: Node, ctx: Context) -> list[KernelLaunch]:
     spec = ChannelsLastWindows(
         kind, window.kernel[-1], window.stride[-1], (1, 1), *tiles, dtype=out.dtype
     )
-    return [_launch(node, spec, _windows(node, window, spec))]
+    return [_launch(node, spec, _windows(node, window))]
