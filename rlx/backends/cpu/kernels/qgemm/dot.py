@@ -121,6 +121,9 @@ class IntDot(ABC):
 class FourWay(IntDot):
     """Targets with one instruction for four products and their sum."""
 
+    starts_with_products = False
+    """Whether the first step of a loop stands before it, so that it adds to nothing."""
+
     @abstractmethod
     def step(self, total: Value, codes: Value, x: Value) -> Value: ...
 
@@ -143,8 +146,9 @@ class FourWay(IntDot):
             for g in range(loop.groups):
                 totals = step(f.i64(g), totals)
             return totals
-        carried = f.carry(start)
-        for group in carried.range(0, loop.groups):
+        first = 1 if plain and self.starts_with_products and isinstance(loop.groups, int) else 0
+        carried = f.carry(step(f.i64(0), start) if first else start)
+        for group in carried.range(first, loop.groups):
             carried.values = step(group, carried.values)
         totals = carried.values
         if plain:
@@ -229,6 +233,12 @@ class Pairwise(IntDot):
         """Sums of two products in 16 bits."""
         return self._call(self._ubs, self.halves, codes, x)
 
+    def factor(self, scale: Value | None) -> Value:
+        """A scale, or 1, in both halves of every lane."""
+        if scale is None:
+            return self.f.const(1, self.halves)
+        return (scale << 16 | scale & 0xFFFF).bits(self.halves)
+
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         return _shuffle_bytes(self, table, indices)
 
@@ -291,7 +301,7 @@ class Maddubs(Pairwise):
         acc = halves.values
         out = list(sums)
         for s, (column, scale) in enumerate(loop.sets):
-            factor = self._factor(scale)
+            factor = self.factor(scale)
             for i in range(rows):
                 at = column * rows + i
                 out[at] = out[at] + self._pair(acc[s * rows + i], factor)
@@ -303,7 +313,7 @@ class Maddubs(Pairwise):
         """As `_flushed`, one row after the other: codes stay in registers, not 16-bit sums."""
         out, rows = list(sums), self.rows
         steps = [list(enumerate(loop.codes(g + j))) for j in range(count)]
-        factors = [self._factor(scale) for _, scale in loop.sets]
+        factors = [self.factor(scale) for _, scale in loop.sets]
         for i in range(rows):
             found: dict[int, Value] = {}
             for j, streams in enumerate(steps):
@@ -317,7 +327,7 @@ class Maddubs(Pairwise):
         return out
 
     def _accumulate_bytes(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
-        factors = [self._factor(scale) for _, scale in loop.sets]
+        factors = [self.factor(scale) for _, scale in loop.sets]
         totals = self.f.carry(sums)
         for g in totals.range(0, loop.groups):
             out = list(totals.values)
@@ -339,18 +349,12 @@ class Maddubs(Pairwise):
             return self.f.select(codes < 0, -x, x)
         return self._call(name, self.bytes, x, codes)
 
-    def _factor(self, scale: Value | None) -> Value:
-        """What a flushed sum is multiplied by, in both halves of every lane."""
-        if scale is None:
-            return self.f.const(1, self.halves)
-        return (scale << 16 | scale & 0xFFFF).bits(self.halves)
-
 
 class Widened(Pairwise, FourWay):
     """pmaddwd on signed 8-bit codes that have been widened to pairs of 16 bits: with many rows
     faster than `Maddubs`, where every row needs its signs."""
 
-    signed_bytes = True
+    signed_bytes = starts_with_products = True
 
     def step(self, total: Value, codes: Value, x: Value) -> Value:
         return self.pairs(total, codes, x)

@@ -33,6 +33,7 @@ class KQuantFormat(Format):
     bits: int
     sub_blocks = 8
     sums = SUMS_OF_32
+    codes_bytes = 256  # of a row's superblock
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
@@ -64,8 +65,9 @@ class KQuantFormat(Format):
         pairs = [self.pairs(t, w.words, v) for v in t.columns]
         scales = [self.scales(t, w, v) for v in t.columns]
         # Not unrolled over rows: that would be most of the code and saves nothing.
+        meta = f.gep(x, (self.codes_bytes - 256) * t.rows)
         for i in f.range(0, t.rows):
-            mine = f.gep(x, i, 4)
+            mine = f.gep(meta, i, 4)
             factor = t.x_float(mine, _SCALE, 0)
             sums = [t.x(mine, self.sums + p, 0) for p in range(len(pairs[0]))]
             for v in t.columns:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.kernels.spec import KernelSpec
-from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN, TINY, RowLayout
+from rlx.backends.cpu.layouts.quant_rows import BIAS, RAISE, RUN, TINY, RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import (
     BLOCKS,
     LINE,
@@ -29,6 +29,7 @@ from rlx.llvm.storage import load, memory_type
 from rlx.support.records import dataclass
 
 _STEP = 16  # codes of a vector: the smallest run
+RAISED = 0x01010101 * RAISE  # what turns a word of codes into one of a raised tile
 
 
 def has_whole_tiles(layout: RowLayout) -> bool:
@@ -44,6 +45,7 @@ class TileBlock:
     ) -> None:
         self.f, self.dtype, self.layout, self.to = f, dtype, layout, to
         self.tile = layout.tile
+        self.codes_bytes = 2 if layout.wide else 1
         self.rows = [f.gep(x, stride * r) for r in range(self.tile)]
 
     def emit(self) -> None:
@@ -92,16 +94,18 @@ class TileBlock:
         f, t = self.f, self.tile
         if self.layout.matrix:
             return self._encode_rows(i)
-        words = [f.concat(self._words(r, i), self._words(r, i + _STEP)) for r in range(t)]
+        words = [f.concat(*(self._words(r, i + at) for at in (0, _STEP))) for r in range(t)]
         if self.layout.paired:
             words = [w.bits(vec(w.type.lanes // 2, i64)) for w in words]
         while len(words) > 1:
             half = len(words) // 2
             words = [f.interleave(words[j], words[j + half]) for j in range(half)]
         [lines] = words
-        f.store(lines, f.gep(self.to, i * t))
-        lines = lines.bits(vec(8 * t, i32))
-        return [self._sum(f.slice(lines, j * 4 * t, 4 * t)) for j in range(2)]
+        stored = lines ^ RAISED if self.layout.raised else lines
+        f.store(stored, f.gep(self.to, i * (self.codes_bytes * t)))
+        lines = lines.bits(vec(8 * self.codes_bytes * t, i32))
+        half = lines.type.lanes // 2
+        return [self._sum(f.slice(lines, j * half, half)) for j in range(2)]
 
     def _encode_rows(self, i: Value) -> list[Value]:
         """As `_encode`, each row's codes together."""
@@ -118,14 +122,14 @@ class TileBlock:
 
     def _words(self, row: int, i: Value) -> Value:
         codes = encode(self.f, self._load(row, i), self.factors[row], self.layout.offset)
-        return codes.to(i8).bits(vec(_STEP // 4, i32))
+        return wide_words(self.f, codes) if self.layout.wide else byte_words(codes)
 
     def _sum(self, lines: Value) -> Value:
-        """The sum of each row's codes in four lines."""
-        f = self.f
-        total = lines.ashr(24)
-        for shift in (8, 16, 24):
-            total = total + (lines << shift).ashr(24)
+        """The sum of each row's codes in some lines."""
+        f, bits = self.f, 8 * self.codes_bytes
+        total = lines.ashr(32 - bits)
+        for shift in range(bits, 32, bits):
+            total = total + (lines << shift).ashr(32 - bits)
         least = self.tile * (2 if self.layout.paired else 1)
         while total.type.lanes > least:
             half = total.type.lanes // 2
@@ -152,8 +156,20 @@ class TileBlock:
 
     def _store_meta(self, values: Value, word: Value | int) -> None:
         """Store a metadata word of every row."""
-        meta = self.f.gep(self.to, self.layout.block * self.tile)
+        meta = self.f.gep(self.to, self.layout.block * self.codes_bytes * self.tile)
         self.f.store(values, self.f.gep(meta, word, 4 * self.tile))
+
+
+def byte_words(codes: Value) -> Value:
+    """Codes as words of four bytes."""
+    return codes.to(i8).bits(vec(codes.type.lanes // 4, i32))
+
+
+def wide_words(f: Function, codes: Value) -> Value:
+    """Codes as i16: words of codes 0 and 2, and of codes 1 and 3, of every four."""
+    lanes = codes.type.lanes
+    order = [first + j for first in range(0, lanes, 4) for j in (0, 2, 1, 3)]
+    return f.shuffle(codes.to(i16), None, order).bits(vec(lanes // 2, i32))
 
 
 def add_halves(runs: Sequence[Value]) -> Value:
@@ -218,7 +234,7 @@ class QuantizeRows(KernelSpec):
             place, width = tile_of(f, layout, row, rows, blocks * bytes_)
             base = f.gep(out, place)
             inside = row & layout.tile - 1
-            to = f.gep(f.gep(base, b * bytes_ * width), inside, 4)
+            to = f.gep(f.gep(base, b * self.block_bytes(f, size, width) * width), inside, 4)
             source = f.gep(x, row * k + b * size, memory_type(self.x))
             self.block(f, source, to, inside, width, size)
 
@@ -235,10 +251,18 @@ class QuantizeRows(KernelSpec):
             TileBlock(f, self.x, layout, f.gep(x, first, element), k * element.bytes, to).emit()
 
     def sizes(self, f: Function, k: Value) -> tuple[Value, Value, Value]:
-        """Codes of a block, blocks of a row, and bytes of a block of one row."""
+        """Codes of a block, blocks of a row, and bytes of a block of one row of a full tile."""
         block = self.layout.block
         size = f.i64(block) if block else k
-        return size, k.udiv(size) if block else f.i64(1), size + 4 * self.layout.meta
+        bytes_ = self.block_bytes(f, size, f.i64(self.layout.tile))
+        return size, k.udiv(size) if block else f.i64(1), bytes_
+
+    def block_bytes(self, f: Function, size: Value, width: Value) -> Value:
+        """Bytes of a block of one row of a tile of `width` rows."""
+        return self._code_bytes(f, size, width) + 4 * self.layout.meta
+
+    def _code_bytes(self, f: Function, size: Value, width: Value) -> Value:
+        return f.select(width > 1, size * 2, size) if self.layout.wide else size
 
     def block(
         self, f: Function, x: Value, to: Value, inside: Value, width: Value, size: Value
@@ -262,18 +286,23 @@ class QuantizeRows(KernelSpec):
         maximum = f.reduce("max", top.values[0]).bits(f32)
         scale, inverse = scale_and_inverse(f, maximum, self.layout.limit)
         factor = f.splat(inverse, _STEP)
-        meta = f.gep(to, size.udiv(4) * width, 4)
-        stride = pitch * (8 if self.layout.paired else 4)
+        meta = f.gep(to, self._code_bytes(f, size, width) * width)
 
         def put(i: Value) -> Value:
             codes = encode(f, step(i), factor, self.layout.offset)
-            words = codes.to(i8).bits(vec(_STEP // 4, i32))
-            first = f.gep(codes_to, i * pitch)
-            align = 0
-            if self.layout.paired:
-                words, align = words.bits(vec(_STEP // 8, i64)), 4
-            for j in range(words.type.lanes):
-                f.store(f.extract(words, j), f.gep(first, stride * j), align=align)
+            if not self.layout.wide:
+                words = byte_words(codes)
+                if self.layout.raised:
+                    raised = f.select(width > 1, f.i32(RAISED), 0)
+                    words = words ^ f.splat(raised, words.type.lanes)
+                self._put_words(f, words, f.gep(codes_to, i * pitch), pitch)
+                return codes
+            for several in f.either(width > 1):
+                if several:
+                    words = wide_words(f, codes)
+                    self._put_words(f, words, f.gep(codes_to, i * 2 * pitch), pitch)
+                else:
+                    self._put_words(f, byte_words(codes), f.gep(codes_to, i), pitch)
             return codes
 
         f.store(scale, meta)
@@ -297,6 +326,15 @@ class QuantizeRows(KernelSpec):
         total = f.reduce("add", totals.values[0])
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
+
+    def _put_words(self, f: Function, words: Value, to: Value, pitch: Value) -> None:
+        """Store words, or pairs of them, `pitch` apart."""
+        stride, align = pitch * 4, 0
+        if self.layout.paired:
+            words, align = words.bits(vec(words.type.lanes // 2, i64)), 4
+            stride = pitch * 8
+        for j in range(words.type.lanes):
+            f.store(f.extract(words, j), f.gep(to, stride * j), align=align)
 
     def _store_run_sums(
         self, f: Function, meta: Value, width: Value, quarter: Value, runs: list[Value]

@@ -58,13 +58,17 @@ class StoreCodes(Widened):
         for g in f.range(0, loop.groups):
             for s, codes in enumerate(loop.codes(g)):
                 place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
-                for p, part in enumerate(self.stored(codes)):
+                scale = None if loop.scales is None else loop.scales[s]
+                for p, part in enumerate(self.stored(codes, scale)):
                     f.store(part, place, p * LINE)
         return list(sums)
 
-    def stored(self, codes: Value) -> list[Value]:
-        """The planes of a line."""
-        return _widened(codes) if self.planes == 2 else [codes]
+    def stored(self, codes: Value, scale: Value | None) -> list[Value]:
+        """The planes of a line: bytes, or i16 that are multiplied by their scale."""
+        if self.planes == 1:
+            return [codes]
+        planes = _widened(codes)
+        return planes if scale is None else [p * self.factor(scale) for p in planes]
 
 
 def _widened(codes: Value) -> list[Value]:
@@ -124,17 +128,6 @@ class UnpackedCodes:
             None if scales is None else [s for _ in planes for s in scales],
         )
 
-    def widen(self, t: MicroTile, x: Value, wide: Value) -> None:
-        """Widen a block of a tile's rows for 8-bit codes: `[word][plane][row]`."""
-        f, word = t.f, 4 * t.rows
-        some = max(1, t.lanes // t.rows)
-        for g in f.range(0, self.words, some):
-            codes = f.load(f.gep(x, g, word), vec(some * t.rows, i32))
-            planes = [p.bits(codes.type) for p in _widened(codes)]
-            for i in range(some):
-                parts = [f.slice(p, i * t.rows, t.rows) for p in planes]
-                f.store(f.concat(*parts), f.gep(wide, g + i, 2 * word))
-
 
 @dataclass
 class UnpackedSpan:
@@ -155,7 +148,8 @@ class UnpackedKQuant(KQuantFormat):
         self.pairs_line = self.table_line + self.sub_blocks
         self.scale_line = self.pairs_line + self.sub_blocks // 2
         self.lines = self.scale_line + 2
-        self.row_bytes = 256 + 52
+        self.codes_bytes = 256 * self.unpacked.planes
+        self.row_bytes = self.codes_bytes + 52
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
         """Unpack superblock b to `to`."""
@@ -177,7 +171,6 @@ class UnpackedKQuant(KQuantFormat):
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         f = t.f
         self.buffer = f.alloca(4 * t.lanes * t.vectors * t.rows)
-        self.wide = f.alloca(2 * 256 * t.rows) if self.unpacked.planes == 2 else None
         for b in f.range(0, span.count):
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
             self._block(t, w, f.gep(span.x, b, self.row_bytes * t.rows), out, stride)
@@ -197,9 +190,8 @@ class UnpackedKQuant(KQuantFormat):
 
     def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         f, codes, count = t.f, self.unpacked, 64 // self.sub_blocks
-        if self.wide is not None:
-            codes.widen(t, x, self.wide)
-            x = self.wide
+        if codes.planes == 2:  # codes have been multiplied by their scales
+            return t.dot.accumulate(codes.dot_loop(t, w, x, 64), t.zeros())
 
         def sub(s: Value, *sums: Value) -> list[Value]:
             scales = [t.word(w, s + self.table_line, v) for v in t.columns]
@@ -216,7 +208,8 @@ class UnpackedBlocks(BlockFormat):
     def __init__(self, fmt: BlockFormat, target: Target) -> None:
         self.fmt, self.unpacked = fmt, UnpackedCodes.of(fmt.block // 4, fmt.bits, target)
         self.lines = self.unpacked.lines + (2 if fmt.minimum else 1)
-        self.row_bytes = fmt.block + 12
+        self.codes_bytes = fmt.block * self.unpacked.planes
+        self.row_bytes = self.codes_bytes + 12
         super().__init__(
             fmt.block,
             fmt.codes,
@@ -242,14 +235,12 @@ class UnpackedBlocks(BlockFormat):
             t.put(minima, to, self.unpacked.lines + 1)
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
-        f, size = t.f, 2 * self.block * t.rows
-        wide = _widened_rows(t, self, span) if self.unpacked.planes == 2 else None
+        f = t.f
 
         def block(b: Value, *sums: Value) -> list[Value]:
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
-            x, meta = f.gep(span.x, b, self.row_bytes * t.rows), f.i64(self.block // 4)
-            rows = x if wide is None else f.gep(wide, b, size)
-            loop = self.unpacked.dot_loop(t, w.words, rows, self.steps)
+            x, meta = f.gep(span.x, b, self.row_bytes * t.rows), f.i64(self.codes_bytes // 4)
+            loop = self.unpacked.dot_loop(t, w.words, x, self.steps)
             # The correction of offsets comes last: until then registers are scarce.
             dots = t.dot.accumulate(loop, t.zeros())
             ints = [a + b for a, b in zip(dots, self.start(t, x, meta), strict=True)]
@@ -263,8 +254,9 @@ class UnpackedRow:
     """Pieces of a row that is one single block: codes alone."""
 
     def __init__(self, fmt: BlockFormat, target: Target) -> None:
-        self.fmt, self.block, self.row_bytes = fmt, _PIECE, _PIECE
+        self.fmt, self.block = fmt, _PIECE
         self.unpacked = UnpackedCodes.of(_PIECE // 4, fmt.bits, target)
+        self.row_bytes = _PIECE * self.unpacked.planes
         self.lines = self.unpacked.lines
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
@@ -275,14 +267,13 @@ class UnpackedRow:
             t.dot.accumulate(loop, t.zeros())
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
-        x = _widened_rows(t, self, span) if self.unpacked.planes == 2 else span.x
         start = [t.f.load(p, t.dot.sums) for p in t.places(out, stride)]
-        loop = self.unpacked.dot_loop(t, span.blocks, x, span.count * self.unpacked.words)
+        loop = self.unpacked.dot_loop(t, span.blocks, span.x, span.count * self.unpacked.words)
         t.write(t.dot.accumulate(loop, start), out, stride)
 
     def scale(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         """Scale a tile's integer sums to f32."""
-        f, meta = t.f, column_tile.k.udiv(4)
+        f, meta = t.f, column_tile.k.udiv(4) * self.unpacked.planes
         ints = [
             f.load(place, t.dot.sums) + start
             for place, start in zip(
@@ -296,13 +287,11 @@ class UnpackedRow:
 Unpacked = UnpackedKQuant | UnpackedBlocks | UnpackedRow
 
 
-def _widened_rows(t: MicroTile, fmt: UnpackedBlocks | UnpackedRow, span: UnpackedSpan) -> Value:
-    """Widen all codes beforehand: loads would wait for stores just before them."""
-    f, size = t.f, 2 * fmt.block * t.rows
-    wide = f.alloca(size * blocks_in_cache(fmt))
-    for b in f.range(0, span.count):
-        fmt.unpacked.widen(t, f.gep(span.x, b, fmt.row_bytes * t.rows), f.gep(wide, b, size))
-    return wide
+def takes_wide_rows(fmt: Format, target: Target) -> bool:
+    """Whether the many rows that weights of a format are multiplied with are i16."""
+    if not isinstance(fmt, BlockFormat | KQuantFormat) or target.num_vector_registers > 16:
+        return False
+    return UnpackedCodes.of(1, fmt.bits, target).planes == 2
 
 
 def unpacked_format(fmt: Format, target: Target) -> Unpacked:
