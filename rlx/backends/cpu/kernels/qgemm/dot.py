@@ -123,6 +123,9 @@ class FourWay(IntDot):
 
     starts_with_products = False
     """Whether the first step of a loop stands before it, so that it adds to nothing."""
+    row_by_row = False
+    """Whether a word of a row is multiplied with all codes before the next is loaded: there are few
+    registers."""
 
     @abstractmethod
     def step(self, total: Value, codes: Value, x: Value) -> Value: ...
@@ -134,11 +137,11 @@ class FourWay(IntDot):
 
         def step(g: Value, given: Sequence[Value]) -> list[Value]:
             totals = list(given)
-            for s, codes in enumerate(loop.codes(g)):
-                first = loop.x(g, s)
-                for i in range(rows):
-                    at = loop.set_of[s] * rows + i
-                    totals[at] = self.step(totals[at], codes, self.tile_row(first, i))
+            streams = loop.codes(g)
+            order = [(s, i) for s in range(len(streams)) for i in range(rows)]
+            for s, i in sorted(order, key=lambda at: at[1]) if self.row_by_row else order:
+                at = loop.set_of[s] * rows + i
+                totals[at] = self.step(totals[at], streams[s], self.tile_row(loop.x(g, s), i))
             return totals
 
         if plain and isinstance(loop.groups, int) and self._is_unrolled(loop.groups, loop):
@@ -354,7 +357,7 @@ class Widened(Pairwise, FourWay):
     """pmaddwd on signed 8-bit codes that have been widened to pairs of 16 bits: with many rows
     faster than `Maddubs`, where every row needs its signs."""
 
-    signed_bytes = starts_with_products = True
+    signed_bytes = starts_with_products = row_by_row = True
 
     def step(self, total: Value, codes: Value, x: Value) -> Value:
         return self.pairs(total, codes, x)

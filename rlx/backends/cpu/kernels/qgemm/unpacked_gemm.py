@@ -117,15 +117,15 @@ class UnpackedCodes:
     def dot_loop(
         self, t: MicroTile, w: Value, x: Value, count: Index, scales: Sequence[Value] | None = None
     ) -> DotLoop:
-        """The dot products of `count` words; `scales` has an entry per vector of columns."""
-        planes = range(self.planes)
+        """The dot products of `count` words; `scales` has an entry per vector of columns. Planes
+        are words of their own: they follow each other in the codes and in the rows."""
         return DotLoop(
-            count,
+            count * self.planes,
             self.bits,
-            lambda g: [t.line(w, g * self.planes + p, v) for p in planes for v in t.columns],
-            lambda g, s: t.rows_at(x, g * self.planes + s // t.vectors),
-            [v for _ in planes for v in t.columns],
-            None if scales is None else [s for _ in planes for s in scales],
+            lambda g: [t.line(w, g, v) for v in t.columns],
+            lambda g, s: t.rows_at(x, g),
+            list(t.columns),
+            scales,
         )
 
 
