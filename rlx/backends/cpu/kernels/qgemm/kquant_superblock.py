@@ -34,6 +34,7 @@ class KQuantFormat(Format):
     sub_blocks = 8
     sums = SUMS_OF_32
     codes_bytes = 256  # of a row's superblock
+    magnitude = 0  # the largest |code - offset| where that and a scale make the weight, else 0
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
@@ -213,7 +214,7 @@ class SixteenSubBlocks(KQuantFormat):
     """Q2_K, Q3_K, Q6_K: 16 sub-blocks; each half of a superblock is four planes of 32 weights."""
 
     sub_blocks, sums = 16, SUMS_OF_16
-    bits, offset = 6, 32
+    bits, offset, magnitude = 6, 32, 32
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         return (sums - (total << self.offset.bit_length() - 1)).to(f32) * d
@@ -291,7 +292,7 @@ class Q6K(SixteenSubBlocks):
 class Q3K(SixteenSubBlocks):
     """Q3_K: sixteen 6-bit scales in 12 bytes, then high bits of eight planes, then bit pairs."""
 
-    bits, offset = 3, 4
+    bits, offset, magnitude = 3, 4, 4
 
     def _scales(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         """Words of four signed scales."""
@@ -327,7 +328,7 @@ class Q3K(SixteenSubBlocks):
 class Q2K(SixteenSubBlocks):
     """Q2_K: sixteen bytes of scale and minimum, bit pairs, then (d, dmin)."""
 
-    bits = 2
+    bits, magnitude = 2, 0
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         return KQuantFormat.value(self, t, sums, total, d, dmin)

@@ -27,9 +27,10 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
 )
 from rlx.backends.cpu.kernels.qgemm.dot import FourWay, IntDot, MicroTile, dot_kind
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GRID_FORMATS
-from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
+from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS, KQuantFormat
 from rlx.backends.cpu.kernels.qgemm.narrow_gemm import NarrowFormat, NarrowGemm, suits_narrow
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
+from rlx.backends.cpu.kernels.qgemm.raised_dot import takes_raised_rows
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm, takes_wide_rows
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
@@ -83,8 +84,9 @@ def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
     if suits_tiles(target):
         return RowLayout(fmt.kind, fmt.block, TILE_ROWS, matrix=True)
     paired = fmt.takes_pairs and kind.takes_pairs
+    raised = isinstance(fmt, KQuantFormat) and takes_raised_rows(fmt.magnitude, target)
     wide = takes_wide_rows(fmt, target)
-    return RowLayout(fmt.kind, fmt.block, tile_rows(target), paired, wide=wide)
+    return RowLayout(fmt.kind, fmt.block, tile_rows(target), paired, wide=wide, raised=raised)
 
 
 def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:

@@ -31,8 +31,9 @@ from rlx.backends.cpu.kernels.qgemm.dot import (
 )
 from rlx.backends.cpu.kernels.qgemm.dot_arm import Dotprod
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GridFormat
-from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
+from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat, SixteenSubBlocks
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
+from rlx.backends.cpu.kernels.qgemm.raised_dot import RaisedDot, starts_each_sum, takes_raised_rows
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
@@ -49,19 +50,28 @@ _PIECE = 16  # codes of a piece of a row without blocks
 class StoreCodes(Widened):
     """A "dot product" that stores codes where the real one would read rows."""
 
+    offset = 0
+    """What codes are stored without; the sums of those are what it returns then."""
+
     def __init__(self, f: Function, planes: int) -> None:
         super().__init__(f, 1, f.target.lanes(32))
         self.planes, self.signed_bytes = planes, planes == 2
 
     def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
-        f = self.f
-        for g in f.range(0, loop.groups):
+        f, totals = self.f, self.f.carry(sums)
+        for g in totals.range(0, loop.groups):
+            out = list(totals.values)
             for s, codes in enumerate(loop.codes(g)):
                 place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
                 scale = None if loop.scales is None else loop.scales[s]
+                if self.offset:
+                    codes, at = codes - self.offset, loop.columns[s]
+                    pairs = self.multiply(f.const(1, self.bytes), codes)
+                    out[at] = self.pairs(out[at], pairs, self.factor(scale))
                 for p, part in enumerate(self.stored(codes, scale)):
                     f.store(part, place, p * LINE)
-        return list(sums)
+            totals.values = out
+        return totals.values
 
     def stored(self, codes: Value, scale: Value | None) -> list[Value]:
         """The planes of a line: bytes, or i16 that are multiplied by their scale."""
@@ -139,14 +149,22 @@ class UnpackedSpan:
 
 
 class UnpackedKQuant(KQuantFormat):
-    """A k-quant superblock: codes, then sub-block scales, pairs of minima, d and dmin."""
+    """A k-quant superblock: codes, then sub-block scales, pairs of minima, d and dmin.
+
+    For raised rows the starts of sums take the place of the minima (see `raised_dot`): of all, or
+    of every two words.
+    """
 
     def __init__(self, fmt: KQuantFormat, target: Target) -> None:
         self.fmt, self.sub_blocks, self.sums, self.bits = fmt, fmt.sub_blocks, fmt.sums, fmt.bits
         self.unpacked = UnpackedCodes.of(64, fmt.bits, target)
         self.table_line = self.unpacked.lines
-        self.pairs_line = self.table_line + self.sub_blocks
-        self.scale_line = self.pairs_line + self.sub_blocks // 2
+        self.pairs_line = self.start_line = self.table_line + self.sub_blocks
+        self.raised = takes_raised_rows(fmt.magnitude, target)
+        self.starts_each = self.raised and starts_each_sum(fmt.magnitude)
+        self.has_pairs = not self.raised and self.unpacked.planes == 1
+        between = 32 if self.starts_each else 1 if self.raised else self.sub_blocks // 2
+        self.scale_line = self.pairs_line + between
         self.lines = self.scale_line + 2
         self.codes_bytes = 256 * self.unpacked.planes
         self.row_bytes = self.codes_bytes + 52
@@ -157,13 +175,22 @@ class UnpackedKQuant(KQuantFormat):
         fmt.table = t.f.gep(to, LINE * self.table_line)
         for v in t.columns:
             fmt.unpack(t, w.words, v)
-        fmt.dots(t, w.words, to)
+        starts = t.f.gep(to, LINE * self.start_line)
+        if isinstance(fmt, GridFormat):
+            fmt.starts = starts if self.starts_each else None
+        elif self.raised:
+            assert isinstance(fmt, SixteenSubBlocks)
+            t.dot.offset = fmt.offset
+        sums = fmt.dots(t, w.words, to)
+        if self.raised and not self.starts_each:
+            t.put([-(total << 7) for total in sums], to, self.start_line)
         self.write_factors(t, w, to)
 
     def write_factors(self, t: UnpackTile, w: WeightBlock, to: Value) -> None:
         """Unpack what sums are multiplied by."""
         fmt = self.fmt
-        for i, pair in enumerate(zip(*(fmt.pairs(t, w.words, v) for v in t.columns), strict=True)):
+        several = [fmt.pairs(t, w.words, v) if self.has_pairs else [] for v in t.columns]
+        for i, pair in enumerate(zip(*several, strict=True)):
             t.put(pair, to, self.pairs_line + i)
         for i, scale in enumerate(zip(*(fmt.scales(t, w, v) for v in t.columns), strict=True)):
             t.put(scale, to, self.scale_line + i)
@@ -179,14 +206,15 @@ class UnpackedKQuant(KQuantFormat):
         """Sub-block scales are unpacked already."""
 
     def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
-        return [t.word(w, self.pairs_line + i, v) for i in range(self.sub_blocks // 2)]
+        count = self.sub_blocks // 2 if self.has_pairs else 0
+        return [t.word(w, self.pairs_line + i, v) for i in range(count)]
 
     def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
         d, dmin = (t.word(w.words, self.scale_line + i, v).bits(t.floating) for i in range(2))
         return d, dmin
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
-        return self.fmt.value(t, sums, total, d, dmin)
+        return sums.to(f32) * d if self.raised else self.fmt.value(t, sums, total, d, dmin)
 
     def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         f, codes, count = t.f, self.unpacked, 64 // self.sub_blocks
@@ -195,11 +223,23 @@ class UnpackedKQuant(KQuantFormat):
 
         def sub(s: Value, *sums: Value) -> list[Value]:
             scales = [t.word(w, s + self.table_line, v) for v in t.columns]
-            lines = f.gep(w, s, LINE * codes.planes * count)
-            rows = t.rows_at(x, s * (codes.planes * count))
-            return t.dot.accumulate(codes.dot_loop(t, lines, rows, count, scales), sums)
+            lines = f.gep(w, s, LINE * count)
+            loop = codes.dot_loop(t, lines, t.rows_at(x, s * count), count, scales)
+            if not self.starts_each:
+                return t.dot.accumulate(loop, sums)
+            assert isinstance(t.dot, RaisedDot)
+            begin = f.gep(w, s * count, LINE // 2)
 
-        return f.loop(0, self.sub_blocks, 1, t.zeros(), sub)
+            def starts(g: Value) -> list[Value]:
+                at = f.gep(begin, g, LINE // 2)
+                return [t.line(at, self.start_line, v).bits(t.dot.halves) for v in t.columns]
+
+            return t.dot.accumulate(loop, sums, starts)
+
+        start = t.zeros()
+        if self.raised and not self.starts_each:
+            start = [t.word(w, self.start_line, v) for v in t.columns for _ in range(t.rows)]
+        return f.loop(0, self.sub_blocks, 1, start, sub)
 
 
 class UnpackedBlocks(BlockFormat):
@@ -368,7 +408,9 @@ class UnpackedGemm:
 
     def _tile(self, f: Function, rows: int, shift: Value) -> MicroTile:
         t = MicroTile(f, rows, self.vectors, shift)
-        if self.fmt.unpacked.planes == 2:
+        if isinstance(self.fmt, UnpackedKQuant) and self.fmt.raised:
+            t.dot = RaisedDot(f, t.rows, t.lanes, self.fmt.fmt.magnitude)
+        elif self.fmt.unpacked.planes == 2:
             t.dot = Widened(f, t.rows, t.lanes)
         elif t.dot.takes_pairs:  # rows lie word by word here
             t.dot = Dotprod(f, t.rows, t.lanes)
