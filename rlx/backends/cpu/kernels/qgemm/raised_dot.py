@@ -38,10 +38,14 @@ def _steps(magnitude: int, byte: int) -> int:
     return 0x7FFF // (_PER_LANE * byte * magnitude)
 
 
+ROWS = 2  # of a pass: sums, codes, starts and scales of more do not fit 16 registers
+
+
 class RaisedDot(Pairwise):
-    """Adds products of raised rows to the sums of a tile."""
+    """Adds products of raised rows to the sums of a pass: of `ROWS` rows from `first` on."""
 
     signed_bytes = True
+    first = 0
 
     def __init__(self, f: Function, rows: int, lanes: int, magnitude: int) -> None:
         super().__init__(f, rows, lanes)
@@ -64,18 +68,19 @@ class RaisedDot(Pairwise):
         def some(g: Value, *given: Value) -> list[Value]:
             out = list(given)
             lines = [loop.codes(g + j) for j in range(at_once)]
-            first = list(starts(g)) if starts else []
-            for i in range(self.rows):
-                words = [self.row(loop.x(g + j, 0), i).bits(self.bytes) for j in range(at_once)]
+            begin = list(starts(g)) if starts else []
+            for i in range(ROWS):
+                places = [loop.x(g + j, 0) for j in range(at_once)]
+                words = [self.row(place, self.first + i).bits(self.bytes) for place in places]
                 for s, factor in enumerate(factors):
                     terms = [self.multiply(x, line[s]) for x, line in zip(words, lines, strict=True)]
-                    total = first[s] + terms[0] if first else terms[0]
+                    total = begin[s] + terms[0] if begin else terms[0]
                     for term in terms[1:]:
                         total = total + term
-                    at = loop.columns[s] * self.rows + i
+                    at = loop.columns[s] * ROWS + i
                     out[at] = self.pairs(out[at], total, factor)
             return out
 
-        if at_once == groups:
-            return some(f.i64(0), *sums)
-        return f.loop(0, groups, at_once, sums, some)
+        for g in range(0, groups, at_once):
+            sums = some(f.i64(g), *sums)
+        return list(sums)

@@ -33,7 +33,12 @@ from rlx.backends.cpu.kernels.qgemm.dot_arm import Dotprod
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GridFormat
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat, SixteenSubBlocks
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
-from rlx.backends.cpu.kernels.qgemm.raised_dot import RaisedDot, starts_each_sum, takes_raised_rows
+from rlx.backends.cpu.kernels.qgemm.raised_dot import (
+    ROWS,
+    RaisedDot,
+    starts_each_sum,
+    takes_raised_rows,
+)
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
@@ -236,10 +241,18 @@ class UnpackedKQuant(KQuantFormat):
 
             return t.dot.accumulate(loop, sums, starts)
 
-        start = t.zeros()
-        if self.raised and not self.starts_each:
-            start = [t.word(w, self.start_line, v) for v in t.columns for _ in range(t.rows)]
-        return f.loop(0, self.sub_blocks, 1, start, sub)
+        if not self.raised:
+            return f.loop(0, self.sub_blocks, 1, t.zeros(), sub)
+        assert isinstance(t.dot, RaisedDot)
+        found: dict[int, Value] = {}
+        for t.dot.first in range(0, t.rows, ROWS):
+            zero = f.const(0, t.dot.sums)
+            each = [zero if self.starts_each else t.word(w, self.start_line, v) for v in t.columns]
+            start = [value for value in each for _ in range(ROWS)]
+            for at, value in enumerate(f.loop(0, self.sub_blocks, 1, start, sub)):
+                v, i = divmod(at, ROWS)
+                found[v * t.rows + t.dot.first + i] = value
+        return [found[at] for at in range(len(found))]
 
 
 class UnpackedBlocks(BlockFormat):
