@@ -202,9 +202,7 @@ def _host() -> Target:
         )
     if wanted.cpu not in _LEVELS:
         return wanted
-    return Target(
-        wanted.triple, wanted.cpu, wanted.features, wanted.arch, paced_for=machine.cpu
-    )
+    return Target(wanted.triple, wanted.cpu, wanted.features, wanted.arch, paced_for=machine.cpu)
 
 
 def _runs(name: str, machine: Target) -> bool:

@@ -1,12 +1,12 @@
 """Products by `pmaddubsw` of signed codes of weights with rows as unsigned bytes.
 
-Rows have RAISE added (see `layouts.quant_rows`), so that codes keep no offset: what the 128 add to a
-sum depends on the weights alone, is known when they are unpacked, and is taken off where a sum
-starts. Codes with an offset cost each row the sums of its codes times all scales instead.
+Rows have RAISE added (see `layouts.quant_rows`), so that codes keep no offset. What the 128 add to
+a sum depends on the weights alone: it is known when they are unpacked, and is taken off where a sum
+starts. Codes with an offset cost every row the sums of its codes times all scales instead.
 
-A step multiplies two bytes of a lane; the sums of some steps fit 16 bits before `pmaddwd` widens and
-scales them. Additions of 16 bits wrap, so that only the last sum must fit: with a start for each of
-those sums the 128 need no room in them, and half as many are widened.
+A step multiplies two bytes of a lane; the sums of some steps fit 16 bits before `pmaddwd` widens
+and scales them. Additions of 16 bits wrap, so that only the last sum must fit: with a start for
+each of those sums the 128 need no room in them, and half as many are widened.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ _PER_LANE = 2  # products of a step in 16 bits
 
 def takes_raised_rows(magnitude: int, target: Target) -> bool:
     """Whether rows are raised for signed codes of at most this magnitude; 0: they have none."""
-    return (
-        magnitude > 0 and dot_kind(target) is Maddubs and target.num_vector_registers <= 16
-    )  # with more, unpacked codes are not read
+    few_registers = dot_kind(target) is Maddubs and target.num_vector_registers <= 16
+    return magnitude > 0 and few_registers  # with more, rows read packed codes
 
 
 def starts_each_sum(magnitude: int) -> bool:
@@ -73,10 +72,9 @@ class RaisedDot(Pairwise):
                 places = [loop.x(g + j, 0) for j in range(at_once)]
                 words = [self.row(place, self.first + i).bits(self.bytes) for place in places]
                 for s, factor in enumerate(factors):
-                    terms = [self.multiply(x, line[s]) for x, line in zip(words, lines, strict=True)]
-                    total = begin[s] + terms[0] if begin else terms[0]
-                    for term in terms[1:]:
-                        total = total + term
+                    total = begin[s] if begin else f.const(0, self.halves)
+                    for x, line in zip(words, lines, strict=True):
+                        total = total + self.multiply(x, line[s])
                     at = loop.columns[s] * ROWS + i
                     out[at] = self.pairs(out[at], total, factor)
             return out

@@ -10,7 +10,7 @@ integers until its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rlx.backends.cpu.kernels.qgemm.block_formats import (
     BlockFormat,
@@ -42,7 +42,7 @@ from rlx.backends.cpu.kernels.qgemm.raised_dot import (
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Value, f32, i16, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
@@ -55,8 +55,8 @@ _PIECE = 16  # codes of a piece of a row without blocks
 class StoreCodes(Widened):
     """A "dot product" that stores codes where the real one would read rows."""
 
-    offset = 0
-    """What codes are stored without; the sums of those are what it returns then."""
+    taken = 0
+    """What codes are stored without; it returns the sums of those then."""
 
     def __init__(self, f: Function, planes: int) -> None:
         super().__init__(f, 1, f.target.lanes(32))
@@ -69,21 +69,20 @@ class StoreCodes(Widened):
             for s, codes in enumerate(loop.codes(g)):
                 place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
                 scale = None if loop.scales is None else loop.scales[s]
-                if self.offset:
-                    codes, at = codes - self.offset, loop.columns[s]
+                if self.taken:
+                    codes, at = codes - self.taken, loop.columns[s]
                     pairs = self.multiply(f.const(1, self.bytes), codes)
                     out[at] = self.pairs(out[at], pairs, self.factor(scale))
-                for p, part in enumerate(self.stored(codes, scale)):
-                    f.store(part, place, p * LINE)
+                for p, part in enumerate(self.stored(codes)):
+                    # products of i16 codes and their scales fit i16
+                    kept = part if self.planes == 1 or scale is None else part * self.factor(scale)
+                    f.store(kept, place, p * LINE)
             totals.values = out
         return totals.values
 
-    def stored(self, codes: Value, scale: Value | None) -> list[Value]:
-        """The planes of a line: bytes, or i16 that are multiplied by their scale."""
-        if self.planes == 1:
-            return [codes]
-        planes = _widened(codes)
-        return planes if scale is None else [p * self.factor(scale) for p in planes]
+    def stored(self, codes: Value) -> list[Value]:
+        """The planes of a line."""
+        return _widened(codes) if self.planes == 2 else [codes]
 
 
 def _widened(codes: Value) -> list[Value]:
@@ -185,7 +184,8 @@ class UnpackedKQuant(KQuantFormat):
             fmt.starts = starts if self.starts_each else None
         elif self.raised:
             assert isinstance(fmt, SixteenSubBlocks)
-            t.dot.offset = fmt.offset
+            assert isinstance(t.dot, StoreCodes)
+            t.dot.taken = fmt.offset
         sums = fmt.dots(t, w.words, to)
         if self.raised and not self.starts_each:
             t.put([-(total << 7) for total in sums], to, self.start_line)
@@ -230,28 +230,38 @@ class UnpackedKQuant(KQuantFormat):
             scales = [t.word(w, s + self.table_line, v) for v in t.columns]
             lines = f.gep(w, s, LINE * count)
             loop = codes.dot_loop(t, lines, t.rows_at(x, s * count), count, scales)
-            if not self.starts_each:
-                return t.dot.accumulate(loop, sums)
-            assert isinstance(t.dot, RaisedDot)
-            begin = f.gep(w, s * count, LINE // 2)
+            if isinstance(t.dot, RaisedDot) and self.starts_each:
+                return t.dot.accumulate(loop, sums, self._starts(t, w, s * count))
+            return t.dot.accumulate(loop, sums)
 
-            def starts(g: Value) -> list[Value]:
-                at = f.gep(begin, g, LINE // 2)
-                return [t.line(at, self.start_line, v).bits(t.dot.halves) for v in t.columns]
+        if isinstance(t.dot, RaisedDot):
+            return self._passes(t, t.dot, w, sub)
+        return f.loop(0, self.sub_blocks, 1, t.zeros(), sub)
 
-            return t.dot.accumulate(loop, sums, starts)
-
-        if not self.raised:
-            return f.loop(0, self.sub_blocks, 1, t.zeros(), sub)
+    def _starts(self, t: MicroTile, w: Value, first: Value) -> Callable[[Value], list[Value]]:
+        """The starts of the 16-bit sums from word `first` + g on: one for two words."""
         assert isinstance(t.dot, RaisedDot)
+        begin, halves = t.f.gep(w, first, LINE // 2), t.dot.halves
+
+        def starts(g: Value) -> list[Value]:
+            at = t.f.gep(begin, g, LINE // 2)
+            return [t.line(at, self.start_line, v).bits(halves) for v in t.columns]
+
+        return starts
+
+    def _passes(
+        self, t: MicroTile, dot: RaisedDot, w: Value, sub: Callable[..., list[Value]]
+    ) -> list[Value]:
+        """The sums of all rows, a few at a time."""
+        f, zero = t.f, t.f.const(0, dot.sums)
         found: dict[int, Value] = {}
-        for t.dot.first in range(0, t.rows, ROWS):
-            zero = f.const(0, t.dot.sums)
+        for first in range(0, t.rows, ROWS):
+            dot.first = first
             each = [zero if self.starts_each else t.word(w, self.start_line, v) for v in t.columns]
             start = [value for value in each for _ in range(ROWS)]
             for at, value in enumerate(f.loop(0, self.sub_blocks, 1, start, sub)):
                 v, i = divmod(at, ROWS)
-                found[v * t.rows + t.dot.first + i] = value
+                found[v * t.rows + first + i] = value
         return [found[at] for at in range(len(found))]
 
 
