@@ -142,8 +142,8 @@ def quantize_rows(layout: RowLayout, x: Array) -> Array:
         tile[..., : len(part)] = part.transpose(1, 2, 0)
         pitch = layout.words_together(width, k)
         if pitch > 1:
-            codes = layout.size(k) // 4
-            tile[:, :codes] = _swapped(tile[:, :codes], (-1, pitch, width))
+            count = layout.size(k) // 4
+            tile[:, :count] = _swapped(tile[:, :count], (-1, pitch, width))
         out[at : at + tile.nbytes] = tile.reshape(-1).view(np.uint8)
         at += tile.nbytes
     return out.reshape(rows + layout.tile - 1, layout.row_bytes(k))
