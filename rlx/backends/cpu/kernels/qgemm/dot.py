@@ -136,12 +136,12 @@ class FourWay(IntDot):
         start = list(sums) if plain else [f.const(0, self.sums)] * (len(loop.sets) * rows)
 
         def step(g: Value, given: Sequence[Value]) -> list[Value]:
-            totals = list(given)
-            streams = loop.codes(g)
+            totals, streams, places = list(given), loop.codes(g), dict[int, Value]()
             order = [(s, i) for s in range(len(streams)) for i in range(rows)]
             for s, i in sorted(order, key=lambda at: at[1]) if self.row_by_row else order:
+                first = places[s] if s in places else places.setdefault(s, loop.x(g, s))
                 at = loop.set_of[s] * rows + i
-                totals[at] = self.step(totals[at], streams[s], self.tile_row(loop.x(g, s), i))
+                totals[at] = self.step(totals[at], streams[s], self.tile_row(first, i))
             return totals
 
         if plain and isinstance(loop.groups, int) and self._is_unrolled(loop.groups, loop):
