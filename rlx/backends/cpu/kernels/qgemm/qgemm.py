@@ -84,7 +84,7 @@ def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
     if suits_tiles(target):
         return RowLayout(fmt.kind, fmt.block, TILE_ROWS, matrix=True)
     paired = fmt.takes_pairs and kind.takes_pairs
-    raised = isinstance(fmt, KQuantFormat) and takes_raised_rows(fmt.magnitude, target)
+    raised = isinstance(fmt, KQuantFormat) and takes_raised_rows(fmt.magnitude, kind, target)
     wide = takes_wide_rows(fmt, target)
     return RowLayout(fmt.kind, fmt.block, tile_rows(target), paired, wide=wide, raised=raised)
 

@@ -278,19 +278,7 @@ class QuantizeRows(KernelSpec):
 
         def put(i: Value) -> Value:
             codes = encode(f, step(i), factor, self.layout.offset)
-            if not self.layout.wide:
-                words = byte_words(codes)
-                if self.layout.raised:
-                    raised = f.select(width > 1, f.i32(RAISED), 0)
-                    words = words ^ f.splat(raised, words.type.lanes)
-                self._put_words(f, words, f.gep(codes_to, i * pitch), pitch)
-                return codes
-            for several in f.either(width > 1):
-                if several:
-                    words = wide_words(f, codes)
-                    self._put_words(f, words, f.gep(codes_to, i * 2 * pitch), pitch)
-                else:
-                    self._put_words(f, byte_words(codes), f.gep(codes_to, i), pitch)
+            self._put(f, codes, codes_to, i, pitch, width > 1)
             return codes
 
         f.store(scale, meta)
@@ -314,6 +302,23 @@ class QuantizeRows(KernelSpec):
         total = f.reduce("add", totals.values[0])
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
+
+    def _put(
+        self, f: Function, codes: Value, to: Value, i: Value, pitch: Value, several: Value
+    ) -> None:
+        """Store codes from i on, as a tile of several rows or a single row has them."""
+        if not self.layout.wide:
+            words = byte_words(codes)
+            if self.layout.raised:
+                raised = f.select(several, f.i32(RAISED), 0)
+                words = words ^ f.splat(raised, words.type.lanes)
+            self._put_words(f, words, f.gep(to, i * pitch), pitch)
+            return
+        for is_tile in f.either(several):
+            if is_tile:
+                self._put_words(f, wide_words(f, codes), f.gep(to, i * 2 * pitch), pitch)
+            else:
+                self._put_words(f, byte_words(codes), f.gep(to, i), pitch)
 
     def _put_words(self, f: Function, words: Value, to: Value, pitch: Value) -> None:
         """Store words, or pairs of them, `pitch` apart."""

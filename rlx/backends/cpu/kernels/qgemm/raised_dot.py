@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Maddubs, Pairwise, dot_kind
+from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, IntDot, Maddubs, Pairwise
 from rlx.backends.cpu.layouts.quant_rows import RAISE
 from rlx.llvm.builder import Function, Value
 from rlx.llvm.target import Target
@@ -22,9 +22,9 @@ _MOST_BYTE = 127  # of a row
 _PER_LANE = 2  # products of a step in 16 bits
 
 
-def takes_raised_rows(magnitude: int, target: Target) -> bool:
+def takes_raised_rows(magnitude: int, kind: type[IntDot] | None, target: Target) -> bool:
     """Whether rows are raised for signed codes of at most this magnitude; 0: they have none."""
-    few_registers = dot_kind(target) is Maddubs and target.num_vector_registers <= 16
+    few_registers = kind is Maddubs and target.num_vector_registers <= 16
     return magnitude > 0 and few_registers  # with more, rows read packed codes
 
 

@@ -164,7 +164,7 @@ class UnpackedKQuant(KQuantFormat):
         self.unpacked = UnpackedCodes.of(64, fmt.bits, target)
         self.table_line = self.unpacked.lines
         self.pairs_line = self.start_line = self.table_line + self.sub_blocks
-        self.raised = takes_raised_rows(fmt.magnitude, target)
+        self.raised = takes_raised_rows(fmt.magnitude, dot_kind(target), target)
         self.starts_each = self.raised and starts_each_sum(fmt.magnitude)
         self.has_pairs = not self.raised and self.unpacked.planes == 1
         between = 32 if self.starts_each else 1 if self.raised else self.sub_blocks // 2
