@@ -25,6 +25,7 @@ _SYSTEMS = {"darwin": "apple-linux-gnu", "win32": "pc-windows-msvc-elf"}
 
 _INTEL_SERVERS = {"icelake-server", "sapphirerapids", "emeraldrapids", "graniterapids"}
 
+_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "generic")  # not one CPU's names
 _UNUSED = ("rdrnd", "rdseed")  # no code has them; a system switches them off where a CPU errs
 
 
@@ -43,6 +44,8 @@ class Target:
     arch: str
     emulates_amx: bool = False
     """Whether code does in memory what AMX would do: for tests."""
+    paced_for: str = ""
+    """The CPU whose memory sets the prefetch distance, where `cpu` is a level of many CPUs."""
 
     @staticmethod
     def host() -> Target:
@@ -80,7 +83,8 @@ class Target:
     def key(self) -> str:
         """Everything about the target that can change machine code, as text."""
         text = f"{self.triple};{self.cpu};{','.join(self.features)}"
-        return f"{text};emulates_amx" if self.emulates_amx else text
+        text += ";emulates_amx" if self.emulates_amx else ""
+        return f"{text};paced_for={self.paced_for}" if self.paced_for else text
 
     def has(self, feature: str) -> bool:
         """Is this LLVM feature (such as "avx2") present?"""
@@ -129,11 +133,12 @@ class Target:
         prefetch costs 5 to 15 % there; Intel's leaves a sixth to a third of the bandwidth unused,
         and reads most with a shorter distance than Zen 3's. A core of Zen 5 reads 40 GB/s, and has
         that much more on its way. Other CPUs: not measured."""
-        if self.cpu == "znver5":
+        cpu = self.paced_for or self.cpu
+        if cpu == "znver5":
             return 8192
         if self.avx512:
-            return 1024 if self.cpu in _INTEL_SERVERS else 0
-        return 2048 if self.is_x86 and not self.cpu.startswith("znver") else 4096
+            return 1024 if cpu in _INTEL_SERVERS else 0
+        return 2048 if self.is_x86 and not cpu.startswith("znver") else 4096
 
     @property
     def avx2(self) -> bool:
@@ -195,7 +200,9 @@ def _host() -> Target:
             got=repr(name),
             expected="one of " + ", ".join(n for n in NAMED if _runs(n, machine)),
         )
-    return wanted
+    if wanted.cpu not in _LEVELS:
+        return wanted
+    return Target(wanted.triple, wanted.cpu, wanted.features, wanted.arch, paced_for=machine.cpu)
 
 
 def _runs(name: str, machine: Target) -> bool:

@@ -153,6 +153,7 @@ def test_repacking_natively_gives_the_same_column_tiles(scheme, target):
         *["block32x8", "block64x4", "block0x8", "shared64x8", "shared128x4", "unsigned64x4"],
         *["superblock256x8", "block32x8p", "block0x8p", "shared64x8p", "superblock256x8p"],
         *["block32x16m", "block0x16m", "shared64x16m", "superblock256x16m"],
+        *["block32x4w", "block0x4w", "superblock256x4w", "block32x4r", "superblock256x4r"],
     ],
 )
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -174,7 +175,8 @@ def test_quantised_rows_are_those_of_the_reference(layout, dtype):
             numbers = dequantized_rows(parsed, got, rows, k)
             np.testing.assert_array_equal(numbers, dequantized_rows(parsed, want, rows, k))
             if rows in (1, tile):
-                np.testing.assert_array_equal(got[:rows], want[:rows])
+                used = rows * 4 * parsed.block_words(rows, k) * k // parsed.size(k)
+                np.testing.assert_array_equal(got.reshape(-1)[:used], want.reshape(-1)[:used])
 
 
 def test_words_lie_in_pairs_for_matrix_products():
@@ -199,6 +201,21 @@ def test_rows_lie_whole_for_tile_registers():
         np.testing.assert_array_equal(codes[:, 1:], np.broadcast_to(want, (16, 31)))
     last = packed[2 * block :][:32].view(np.int8)
     np.testing.assert_array_equal(last[1:], 16)
+
+
+@pytest.mark.parametrize(("letter", "first"), [("w", [0, 2, 1, 3]), ("r", [128, 129, 130, 131])])
+def test_tiles_of_several_rows_may_have_codes_of_another_kind(letter, first):
+    """Codes of a row of 0, 1, 2, … 127: i16 in planes, or 128 more; a row left over as ever."""
+    x = np.tile(np.arange(128, dtype=np.float32), (5, 1))
+    layout = RowLayout.parse(f"block128x4{letter}", "test")
+    packed = quantize_rows(layout, x).reshape(-1)
+    wide = letter == "w"
+    words = packed[: 4 * (256 if wide else 128)].view(np.int16 if wide else np.uint8)
+    words = words.reshape(-1, 4, 2 if wide else 4)  # [word][row]
+    np.testing.assert_array_equal(words[: 2 if wide else 1, 3].reshape(-1), first)
+    last = packed[4 * layout.row_bytes(128) :][:128].view(np.int8)
+    np.testing.assert_array_equal(last, range(128))
+    assert layout.row_bytes(128) == (256 if wide else 128) + 12
 
 
 @pytest.mark.parametrize("name", [s.name for s in TILED_SCHEMES if has_tile_rows(s)])

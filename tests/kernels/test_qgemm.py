@@ -191,6 +191,44 @@ def test_the_largest_products_of_bytes_do_not_saturate(name, target):
         check_product(scheme, layout, parts, np.full((rows, k), 3.0), target)
 
 
+@pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
+@pytest.mark.parametrize("name", ["Q6_K", "Q3_K", "IQ4_XS", slow("IQ2_XXS"), slow("IQ2_XS")])
+def test_the_largest_products_of_superblocks_fit(name, target):
+    """All codes the least, or the greatest, under scales as large as they get: sums of 16 bits,
+    products of codes and scales, and what rows have added, which is taken off again."""
+    scheme = GGUF_SCHEMES[name]
+    parts = random_weight(scheme, (20,), 512, np.random.default_rng(17))
+    blocks = parts[0].reshape(20, -1, scheme.bytes_per_block)
+    at = {"Q6_K": slice(208, 210), "Q3_K": slice(108, 110)}.get(name, slice(0, 2))
+    kept = blocks[..., at].copy()
+    scales = {"Q6_K": slice(192, 208), "Q3_K": slice(96, 108)}.get(name)
+    for row in range(16):
+        codes, scale = row & 1 and 0xFF, (0, 0x7F, 0x80, 0xFF)[row >> 1 & 3]
+        blocks[row] = codes
+        if scales is not None:
+            blocks[row, :, scales] = scale
+        elif name == "IQ4_XS":
+            blocks[row, :, 2:8] = scale
+    if name.startswith("IQ2"):  # the point of 43s, or as many as there are, signs of all kinds
+        blocks[:16] = _largest_points(name, scheme, blocks.shape[1])
+    blocks[..., at] = kept
+    layout = row_layout(scheme, 512, target)
+    signs = np.sign(decode(scheme, *parts)[:16])
+    for rows in (np.full((5, 512), -3.0), np.full((1, 512), 3.0), 2.0 * signs, -signs):
+        check_product(scheme, layout, parts, rows, target)
+
+
+def _largest_points(name: str, scheme: QuantScheme, count: int) -> np.ndarray:
+    """Blocks of one repeated word of 16 bits, those with the largest weights."""
+    words = np.arange(1 << 16, dtype=np.uint16)[:: 1 if name == "IQ2_XS" else 257]
+    made = np.zeros((len(words), scheme.bytes_per_block), np.uint8)
+    made[:, :2] = np.array([0x3C00], np.uint16).view(np.uint8)
+    made[:, 2:66] = np.tile(words[:, None], 32).view(np.uint8)
+    made[:, 66:] = 0xFF
+    sums = np.abs(decode(scheme, made)).sum(axis=1)
+    return made[np.argsort(-sums, kind="stable")[: 16 * count]].reshape(16, count, -1)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_dequantised_gemms_are_exact_but_for_rounding(scheme):
     k, n = columns(scheme), 70

@@ -59,14 +59,30 @@ def test_a_setting_makes_less_of_the_host(monkeypatch):
     foreign = "aarch64" if machine.is_x86 else "x86-64"
     _host.cache_clear()
     monkeypatch.setenv("RLX_TARGET", plain)
-    assert Target.host() == Target.named("host") == Target.named(plain)
-    assert Target.host().runs_on(machine)
+    held = Target.host()
+    assert held == Target.named("host") == replace(Target.named(plain), paced_for=machine.cpu)
+    assert held.runs_on(machine)
     _host.cache_clear()
     monkeypatch.setenv("RLX_TARGET", foreign)
     with pytest.raises(OptionError, match=rf"\[RLX_TARGET\] .* cannot run here.*{plain}"):
         Target.host()
     monkeypatch.setenv("RLX_TARGET", "host")
     assert Target.host() == machine
+
+
+def test_a_level_keeps_the_prefetch_distance_of_its_cpu():
+    """Code of x86-64-v3 for a CPU that is known: its instructions, the CPU's distance, and a key of
+    its own, since objects are cached by it."""
+    plain = Target.named("x86-64-v3")
+    made = {cpu: replace(plain, paced_for=cpu) for cpu in ("znver3", "znver5", "sapphirerapids")}
+    for cpu, target in made.items():
+        assert target.features == plain.features
+        assert target.runs_on(plain)
+        assert target.key not in {plain.key} | {t.key for c, t in made.items() if c != cpu}
+    distances = {cpu: target.read_ahead for cpu, target in made.items()}
+    assert distances["znver3"] == replace(plain, cpu="znver3").read_ahead
+    assert distances["sapphirerapids"] == plain.read_ahead, "what AVX-512 wants is another distance"
+    assert distances["znver5"] > distances["znver3"] > distances["sapphirerapids"] > 0
 
 
 def test_cpuinfo_of_known_machines():

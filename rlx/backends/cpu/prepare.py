@@ -15,7 +15,7 @@ import numpy as np
 
 from rlx.backends.base import packing_hook
 from rlx.backends.buffer import HOST
-from rlx.backends.cpu.kernels.qgemm.quantize_rows import RepackColumnTiles
+from rlx.backends.cpu.kernels.qgemm.repack_weights import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.quant_ops import PackQuant
 from rlx.backends.cpu.program import Launch, Program, address_of

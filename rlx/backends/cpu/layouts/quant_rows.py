@@ -15,7 +15,9 @@ where that is enough, with arbitrary padding. Inside a tile everything is 4-byte
 Where a layout is paired, for matrix products of 8 codes (i8mm), the words of codes lie two by two,
 `[pair][row][2]`; the metadata does not. Where it is a matrix layout, for tile registers (AMX), full
 tiles have the codes of a block row by row, `[row][word]`; remainder rows take one tile more, unless
-there is a single one.
+there is a single one. Tiles of several rows may have other codes than a single row, for products of
+bytes by `pmaddubsw` and `pmaddwd`: in a wide layout i16, a word of codes 0 and 2 and one of codes 1
+and 3 for each word; in a raised layout bytes with RAISE added.
 
 A code is round(x / scale) with scale = max|x| / 127 over the block (63 for 7 bits). Pairs of sums
 hold runs (0, 2), (1, 3), (4, 6), (5, 7), ...: the order in which byte scales widen to pairs.
@@ -41,6 +43,7 @@ TINY = 2.0**-120
 BIAS = 0x4B400000
 RUN = 32
 OFFSET = 64  # what "unsigned" codes have added
+RAISE = 128  # what the codes of raised tiles have added
 _PAIRS = ((0, 2), (1, 3))
 
 
@@ -53,14 +56,17 @@ class RowLayout:
     tile: int
     paired: bool = False
     matrix: bool = False
+    wide: bool = False
+    raised: bool = False
 
     def __str__(self) -> str:
-        order = "p" if self.paired else "m" if self.matrix else ""
+        traits = {"p": self.paired, "m": self.matrix, "w": self.wide, "r": self.raised}
+        order = "".join(letter for letter, has in traits.items() if has)
         return f"{self.kind}{self.block}x{self.tile}{order}"
 
     @staticmethod
     def parse(text: str, where: str) -> RowLayout:
-        found = re.fullmatch(r"(block|shared|unsigned|superblock)(\d+)x([1-9]\d*)([pm]?)", text)
+        found = re.fullmatch(r"(block|shared|unsigned|superblock)(\d+)x([1-9]\d*)([pmwr]?)", text)
         kind, size = (found[1], int(found[2])) if found else ("", 0)
         runs = size > 0 and size % RUN == 0
         fits = {"block": True, "shared": runs, "unsigned": runs, "superblock": size == SUPERBLOCK}
@@ -71,10 +77,9 @@ class RowLayout:
                 got=text,
                 expected=f"blockBxT, sharedBxT or unsignedBxT (B a multiple of {RUN}), "
                 f"or superblock{SUPERBLOCK}xT",
-                hint="p at its end: words of codes lie in pairs; m: row by row",
+                hint="p at its end: words of codes lie in pairs; m: row by row; w: wide; r: raised",
             )  # fmt: skip
-        order = found[4]
-        return RowLayout(found[1], int(found[2]), int(found[3]), order == "p", order == "m")
+        return RowLayout(found[1], int(found[2]), int(found[3]), *(found[4] == o for o in "pmwr"))
 
     def size(self, k: int) -> int:
         """Codes of a block of a row of k."""
@@ -102,11 +107,14 @@ class RowLayout:
             return self.size(k) // 4
         return 2 if self.paired else 1
 
+    def block_words(self, width: int, k: int) -> int:
+        """Words of a block of a row of k, in a tile of `width` rows."""
+        codes = self.size(k) // 4
+        return codes * (2 if self.wide and width > 1 else 1) + self.meta
+
     def row_bytes(self, k: int) -> int:
-        if k == 0:
-            return 0
-        size = self.size(k)
-        return k // size * (size + 4 * self.meta)
+        """Bytes of a row in a full tile: no tile takes more."""
+        return 0 if k == 0 else k // self.size(k) * 4 * self.block_words(self.tile, k)
 
     def width(self, rows: int) -> int:
         """Rows of the tile for so many remainder rows."""
@@ -123,16 +131,19 @@ def quantize_rows(layout: RowLayout, x: Array) -> Array:
     """x [rows, k] as [rows + tile - 1, row bytes]; padding is zero."""
     rows, k = x.shape
     out = np.zeros((rows + layout.tile - 1) * layout.row_bytes(k), np.uint8)
-    words = np.concatenate([_codes(layout, x), _meta(layout, x)], axis=2)
+    codes, meta = _codes(layout, x), _meta(layout, x)
     at = 0
     for start, width in _tiles(layout, rows):
-        part = words[start : start + width]
+        mine = codes[start : start + width]
+        if width > 1:
+            mine = _widened(mine) if layout.wide else _raised(mine) if layout.raised else mine
+        part = np.concatenate([mine, meta[start : start + width]], axis=2)
         tile = np.zeros((*part.shape[1:], width), np.uint32)
         tile[..., : len(part)] = part.transpose(1, 2, 0)
         pitch = layout.words_together(width, k)
         if pitch > 1:
-            codes = layout.size(k) // 4
-            tile[:, :codes] = _swapped(tile[:, :codes], (-1, pitch, width))
+            count = layout.size(k) // 4
+            tile[:, :count] = _swapped(tile[:, :count], (-1, pitch, width))
         out[at : at + tile.nbytes] = tile.reshape(-1).view(np.uint8)
         at += tile.nbytes
     return out.reshape(rows + layout.tile - 1, layout.row_bytes(k))
@@ -143,17 +154,21 @@ def dequantized_rows(layout: RowLayout, packed: Array, rows: int, k: int) -> Arr
     flat = packed.reshape(-1)
     size, out, at = layout.size(k), np.zeros((rows, k), np.float32), 0
     for start, width in _tiles(layout, rows):
-        end = at + width * layout.row_bytes(k)
-        words = _words(flat[at:end])
-        shape = k // size if size else 0, size // 4 + layout.meta, width
-        lines = words.reshape(shape)
+        count = k // size if size else 0
+        shape = count, layout.block_words(width, k), width
+        end = at + 4 * int(np.prod(shape))
+        lines = _words(flat[at:end]).reshape(shape)
         pitch = layout.words_together(width, k)
         if pitch > 1:
             codes = _swapped(lines[:, : size // 4], (-1, width, pitch))
             lines = np.concatenate([codes, lines[:, size // 4 :]], axis=1)
         tile = lines.transpose(2, 0, 1)[: rows - start]
-        numbers = np.ascontiguousarray(tile[..., : size // 4]).view(np.int8) - layout.offset
-        scale = np.ascontiguousarray(tile[..., size // 4]).view(np.float32)
+        stored = np.ascontiguousarray(tile[..., : -layout.meta])
+        if width > 1:
+            stored = _narrowed(stored) if layout.wide else stored
+            stored = _raised(stored) if layout.raised else stored
+        numbers = stored.view(np.int8) - layout.offset
+        scale = np.ascontiguousarray(tile[..., -layout.meta]).view(np.float32)
         with np.errstate(invalid="ignore"):
             out[start : start + width] = (numbers * scale[..., None]).reshape(len(tile), k)
         at = end
@@ -164,6 +179,25 @@ def _swapped(words: Array, shape: tuple[int, int, int]) -> Array:
     """Words of codes [block, word, row] to groups of words, or back."""
     inner = words.reshape(len(words), *shape).swapaxes(-1, -2)
     return np.ascontiguousarray(inner).reshape(words.shape)
+
+
+def _widened(words: Array) -> Array:
+    """Codes as i16: words of codes 0 and 2, and of codes 1 and 3, of every word."""
+    *outer, count = words.shape
+    codes = words.view(np.int8).reshape(*outer, count, 2, 2).astype(np.int16)
+    return _words(codes.swapaxes(-1, -2).reshape(*outer, 4 * count))
+
+
+def _narrowed(words: Array) -> Array:
+    """The bytes of widened codes."""
+    *outer, count = words.shape
+    codes = words.view(np.int16).reshape(*outer, count // 2, 2, 2).swapaxes(-1, -2)
+    return _words(codes.astype(np.int8).reshape(*outer, 2 * count))
+
+
+def _raised(words: Array) -> Array:
+    """Codes with RAISE added as bytes, or the codes of such bytes."""
+    return words ^ np.uint32(0x01010101 * RAISE)
 
 
 def _tiles(layout: RowLayout, rows: int) -> list[tuple[int, int]]:

@@ -121,6 +121,12 @@ class IntDot(ABC):
 class FourWay(IntDot):
     """Targets with one instruction for four products and their sum."""
 
+    starts_with_products = False
+    """Whether the first step of a loop stands before it, so that it adds to nothing."""
+    row_by_row = False
+    """Whether a word of a row is multiplied with all codes before the next is loaded: there are few
+    registers."""
+
     @abstractmethod
     def step(self, total: Value, codes: Value, x: Value) -> Value: ...
 
@@ -130,12 +136,12 @@ class FourWay(IntDot):
         start = list(sums) if plain else [f.const(0, self.sums)] * (len(loop.sets) * rows)
 
         def step(g: Value, given: Sequence[Value]) -> list[Value]:
-            totals = list(given)
-            for s, codes in enumerate(loop.codes(g)):
-                first = loop.x(g, s)
-                for i in range(rows):
-                    at = loop.set_of[s] * rows + i
-                    totals[at] = self.step(totals[at], codes, self.tile_row(first, i))
+            totals, streams, places = list(given), loop.codes(g), dict[int, Value]()
+            order = [(s, i) for s in range(len(streams)) for i in range(rows)]
+            for s, i in sorted(order, key=lambda at: at[1]) if self.row_by_row else order:
+                first = places[s] if s in places else places.setdefault(s, loop.x(g, s))
+                at = loop.set_of[s] * rows + i
+                totals[at] = self.step(totals[at], streams[s], self.tile_row(first, i))
             return totals
 
         if plain and isinstance(loop.groups, int) and self._is_unrolled(loop.groups, loop):
@@ -143,8 +149,9 @@ class FourWay(IntDot):
             for g in range(loop.groups):
                 totals = step(f.i64(g), totals)
             return totals
-        carried = f.carry(start)
-        for group in carried.range(0, loop.groups):
+        first = 1 if plain and self.starts_with_products and isinstance(loop.groups, int) else 0
+        carried = f.carry(step(f.i64(0), start) if first else start)
+        for group in carried.range(first, loop.groups):
             carried.values = step(group, carried.values)
         totals = carried.values
         if plain:
@@ -229,6 +236,12 @@ class Pairwise(IntDot):
         """Sums of two products in 16 bits."""
         return self._call(self._ubs, self.halves, codes, x)
 
+    def factor(self, scale: Value | None) -> Value:
+        """A scale, or 1, in both halves of every lane."""
+        if scale is None:
+            return self.f.const(1, self.halves)
+        return (scale << 16 | scale & 0xFFFF).bits(self.halves)
+
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         return _shuffle_bytes(self, table, indices)
 
@@ -291,7 +304,7 @@ class Maddubs(Pairwise):
         acc = halves.values
         out = list(sums)
         for s, (column, scale) in enumerate(loop.sets):
-            factor = self._factor(scale)
+            factor = self.factor(scale)
             for i in range(rows):
                 at = column * rows + i
                 out[at] = out[at] + self._pair(acc[s * rows + i], factor)
@@ -303,7 +316,7 @@ class Maddubs(Pairwise):
         """As `_flushed`, one row after the other: codes stay in registers, not 16-bit sums."""
         out, rows = list(sums), self.rows
         steps = [list(enumerate(loop.codes(g + j))) for j in range(count)]
-        factors = [self._factor(scale) for _, scale in loop.sets]
+        factors = [self.factor(scale) for _, scale in loop.sets]
         for i in range(rows):
             found: dict[int, Value] = {}
             for j, streams in enumerate(steps):
@@ -317,7 +330,7 @@ class Maddubs(Pairwise):
         return out
 
     def _accumulate_bytes(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
-        factors = [self._factor(scale) for _, scale in loop.sets]
+        factors = [self.factor(scale) for _, scale in loop.sets]
         totals = self.f.carry(sums)
         for g in totals.range(0, loop.groups):
             out = list(totals.values)
@@ -339,18 +352,12 @@ class Maddubs(Pairwise):
             return self.f.select(codes < 0, -x, x)
         return self._call(name, self.bytes, x, codes)
 
-    def _factor(self, scale: Value | None) -> Value:
-        """What a flushed sum is multiplied by, in both halves of every lane."""
-        if scale is None:
-            return self.f.const(1, self.halves)
-        return (scale << 16 | scale & 0xFFFF).bits(self.halves)
-
 
 class Widened(Pairwise, FourWay):
     """pmaddwd on signed 8-bit codes that have been widened to pairs of 16 bits: with many rows
     faster than `Maddubs`, where every row needs its signs."""
 
-    signed_bytes = True
+    signed_bytes = starts_with_products = row_by_row = True
 
     def step(self, total: Value, codes: Value, x: Value) -> Value:
         return self.pairs(total, codes, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.kernels.qgemm.dequantize import emit_dequantize
-from rlx.backends.cpu.kernels.qgemm.quantize_rows import SIZES, word_places
+from rlx.backends.cpu.kernels.qgemm.repack_weights import SIZES, word_places
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_tiles import BLOCKS, LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.dtype import DType

@@ -152,7 +152,10 @@ class Indices:
 
 
 class GridFormat(KQuantFormat):
-    """Base of the grid formats. `direct` says that one row is multiplied, not a block unpacked."""
+    """Base of the grid formats. `direct` says that one row is multiplied, not a block unpacked.
+
+    `starts`, where it is set, is where a block's starts of 16-bit sums are stored (see
+    `raised_dot`): codes are signed then."""
 
     takes_pairs = False
     layout: GridLayout
@@ -160,6 +163,7 @@ class GridFormat(KQuantFormat):
     offset: int  # of codes
     scale_of_d: float
     direct = False
+    starts: Value | None = None
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         self.direct = True
@@ -221,9 +225,13 @@ class GridFormat(KQuantFormat):
             for v in t.columns:
                 for g in range(_GROUPS):
                     both = [self.codes(t, at, s, vectors(p, g), p, g) for p in (2 * v, 2 * v + 1)]
-                    for i, line in enumerate(_halves(t, both)):
+                    lines = [line.bits(t.dot.bytes) for line in _halves(t, both)]
+                    for i, line in enumerate(lines):
                         place = t.rows_at(x, s * (2 * _GROUPS) + (2 * g + i))
                         f.store(line, place, 4 * t.lanes * v)
+                    if self.starts is not None:
+                        place = f.gep(self.starts, s * _GROUPS + g, LINE)
+                        f.store(_start(t, lines), place, 4 * t.lanes * v)
         return t.zeros()
 
     def _row_dots(self, t: MicroTile, at: Indices, table: Value, x: Value) -> list[Value]:
@@ -275,6 +283,13 @@ class GridFormat(KQuantFormat):
         return f.shuffle(found, None, [c for c in range(columns) for _ in range(2)])
 
 
+def _start(t: MicroTile, lines: Sequence[Value]) -> Value:
+    """What takes off the 128 that rows have added from the sum of two lines."""
+    assert isinstance(t.dot, Pairwise)
+    ones = t.f.const(1, t.dot.bytes)
+    return -(_sum([t.dot.multiply(ones, line) for line in lines]) << 7)
+
+
 def _sum(values: Sequence[Value]) -> Value:
     total = values[0]
     for value in values[1:]:
@@ -320,6 +335,7 @@ class SignedGrid(GridFormat):
         self.scale_of_d, self.sub_blocks = scale_of_d, sub_blocks
         self.sums = SUMS_OF_32 if sub_blocks == 8 else SUMS_OF_16
         self.step, self.halved = step, halved
+        self.magnitude = 0 if halved or most < 43 else most
 
     def sub_scales(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         words = [t.word(w, i, v) for i in range(self.sub_blocks // 8)]
@@ -340,7 +356,8 @@ class SignedGrid(GridFormat):
         minus = self._minus(t, at, s, p, g)
         if self.halved:
             return (points ^ minus) + (self.most + 1) // 2
-        return (points ^ minus) - minus + self.most
+        signed = (points ^ minus) - minus
+        return signed if self.starts is not None else signed + self.most
 
     def operands(
         self, t: MicroTile, at: Indices, s: Value, points: Value, x: Value, p: int, g: int

@@ -33,6 +33,8 @@ class KQuantFormat(Format):
     bits: int
     sub_blocks = 8
     sums = SUMS_OF_32
+    codes_bytes = 256  # of a row's superblock
+    magnitude = 0  # the largest |code - offset| where that and a scale make the weight, else 0
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
@@ -64,8 +66,9 @@ class KQuantFormat(Format):
         pairs = [self.pairs(t, w.words, v) for v in t.columns]
         scales = [self.scales(t, w, v) for v in t.columns]
         # Not unrolled over rows: that would be most of the code and saves nothing.
+        meta = f.gep(x, (self.codes_bytes - 256) * t.rows)
         for i in f.range(0, t.rows):
-            mine = f.gep(x, i, 4)
+            mine = f.gep(meta, i, 4)
             factor = t.x_float(mine, _SCALE, 0)
             sums = [t.x(mine, self.sums + p, 0) for p in range(len(pairs[0]))]
             for v in t.columns:
@@ -211,7 +214,7 @@ class SixteenSubBlocks(KQuantFormat):
     """Q2_K, Q3_K, Q6_K: 16 sub-blocks; each half of a superblock is four planes of 32 weights."""
 
     sub_blocks, sums = 16, SUMS_OF_16
-    bits, offset = 6, 32
+    bits, offset, magnitude = 6, 32, 32
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         return (sums - (total << self.offset.bit_length() - 1)).to(f32) * d
@@ -289,7 +292,7 @@ class Q6K(SixteenSubBlocks):
 class Q3K(SixteenSubBlocks):
     """Q3_K: sixteen 6-bit scales in 12 bytes, then high bits of eight planes, then bit pairs."""
 
-    bits, offset = 3, 4
+    bits, offset, magnitude = 3, 4, 4
 
     def _scales(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         """Words of four signed scales."""
@@ -325,7 +328,7 @@ class Q3K(SixteenSubBlocks):
 class Q2K(SixteenSubBlocks):
     """Q2_K: sixteen bytes of scale and minimum, bit pairs, then (d, dmin)."""
 
-    bits = 2
+    bits, magnitude = 2, 0
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         return KQuantFormat.value(self, t, sums, total, d, dmin)

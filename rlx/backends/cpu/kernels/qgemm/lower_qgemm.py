@@ -20,7 +20,8 @@ from rlx.backends.cpu.kernels.qgemm.qgemm import (
     QuantizeRoutedRows,
     routed_rows,
 )
-from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, RepackColumnTiles
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows
+from rlx.backends.cpu.kernels.qgemm.repack_weights import RepackColumnTiles
 from rlx.backends.cpu.kernels.qgemm.transposed_gemm import TransposedDequantGemm
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout

@@ -27,10 +27,11 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
 )
 from rlx.backends.cpu.kernels.qgemm.dot import FourWay, IntDot, MicroTile, dot_kind
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GRID_FORMATS
-from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
+from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS, KQuantFormat
 from rlx.backends.cpu.kernels.qgemm.narrow_gemm import NarrowFormat, NarrowGemm, suits_narrow
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
-from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm
+from rlx.backends.cpu.kernels.qgemm.raised_dot import takes_raised_rows
+from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm, takes_wide_rows
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import TILE_COLUMNS, column_tile_layout
@@ -73,17 +74,19 @@ def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
     of the row share a scale then.
     """
     kind = dot_kind(target) or IntDot
-    wide = issubclass(kind, FourWay) and target.num_vector_registers >= 32
+    four_way = issubclass(kind, FourWay) and target.num_vector_registers >= 32
     if suits_narrow(scheme, target):
         assert scheme.block is not None
         return RowLayout("unsigned", scheme.block, tile_rows(target))
     fmt = format_of(scheme)
-    if scheme.name == "Q8_0" and wide and k % SHARED_BLOCK == 0:
+    if scheme.name == "Q8_0" and four_way and k % SHARED_BLOCK == 0:
         fmt = SharedScaleFormat(SHARED_BLOCK)
     if suits_tiles(target):
         return RowLayout(fmt.kind, fmt.block, TILE_ROWS, matrix=True)
     paired = fmt.takes_pairs and kind.takes_pairs
-    return RowLayout(fmt.kind, fmt.block, tile_rows(target), paired)
+    raised = isinstance(fmt, KQuantFormat) and takes_raised_rows(fmt.magnitude, kind, target)
+    wide = takes_wide_rows(fmt, target)
+    return RowLayout(fmt.kind, fmt.block, tile_rows(target), paired, wide=wide, raised=raised)
 
 
 def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
@@ -239,6 +242,7 @@ class QuantGemmEmitter:
             rest = left & self.layout.tile - 1
             whole = left - f.select(rest <= max(self.tiles), rest, 0)
             rows = f.gep(x, r * self["row"])
+            self._fetch_results(r, left, column)
             unpacked.clear(whole)
             for s in range(self.tiles_per_panel):
                 column_tile = f.gep(column_tiles, self["column_tile_bytes"] * s)
@@ -250,6 +254,13 @@ class QuantGemmEmitter:
                 for size in f.cases(width, list(self.tiles)):
                     self._run_tile(self.tiles[size], column_tiles, end, out)
             self._run_epilogue(unpacked.acc, left, r, column, route)
+
+    def _fetch_results(self, r: Value, rows: Value, column: Value) -> None:
+        """Ask for the lines that the epilogue writes to: they lie a row apart."""
+        f, size = self.f, memory_type(self.spec.epilogue.out).bytes
+        out = f.gep(self["out"], r * self["n"] + column, size)
+        for i in f.range(0, 0 if self.routed else rows):
+            f.prefetch(f.gep(out, i * self["n"], size), writes=True)
 
     def _run_epilogue(self, acc: Value, rows: Value, r: Value, column: Value, route: Value) -> None:
         f = self.f
@@ -293,7 +304,8 @@ class QuantizeRoutedRows(QuantizeRows):
                 to = f.gep(f.gep(base, start), inside, 4)
                 for b in f.range(chunk.first, chunk.last):
                     source = f.gep(x, row * k + b * size, memory_type(self.x))
-                    self.block(f, source, f.gep(to, b * bytes_ * width), inside, width, size)
+                    each = self.block_bytes(f, size, width) * width
+                    self.block(f, source, f.gep(to, b * each), inside, width, size)
 
 
 @dataclass(frozen=True)

@@ -2,33 +2,22 @@
 
 Rows that fill a tile are quantised together, so that one horizontal reduction serves all of them;
 remainder rows one by one.
-
-Weights are repacked from rows to column tiles (`layouts.quant_tiles`), at memory speed.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rlx.backends.cpu.kernels.spec import KernelSpec
-from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN, TINY, RowLayout
-from rlx.backends.cpu.layouts.quant_tiles import (
-    BLOCKS,
-    LINE,
-    TILE_COLUMNS,
-    BlockMap,
-    column_tile_layout,
-)
-from rlx.ir.dim import Dim
+from rlx.backends.cpu.layouts.quant_rows import BIAS, RAISE, RUN, TINY, RowLayout
 from rlx.ir.dtype import DType
-from rlx.ir.quant.scheme import QuantScheme
-from rlx.llvm.builder import Function, Module, Type, Value, f32, i8, i16, i32, i64, vec
+from rlx.llvm.builder import Function, Module, Value, f32, i8, i16, i32, i64, vec
 from rlx.llvm.horizontal import reduce_lanes
 from rlx.llvm.storage import load, memory_type
 from rlx.support.records import dataclass
 
 _STEP = 16  # codes of a vector: the smallest run
+RAISED = 0x01010101 * RAISE  # what turns a word of codes into one of a raised tile
 
 
 def has_whole_tiles(layout: RowLayout) -> bool:
@@ -44,6 +33,7 @@ class TileBlock:
     ) -> None:
         self.f, self.dtype, self.layout, self.to = f, dtype, layout, to
         self.tile = layout.tile
+        self.codes_bytes = 2 if layout.wide else 1
         self.rows = [f.gep(x, stride * r) for r in range(self.tile)]
 
     def emit(self) -> None:
@@ -92,16 +82,18 @@ class TileBlock:
         f, t = self.f, self.tile
         if self.layout.matrix:
             return self._encode_rows(i)
-        words = [f.concat(self._words(r, i), self._words(r, i + _STEP)) for r in range(t)]
+        words = [f.concat(*(self._words(r, i + at) for at in (0, _STEP))) for r in range(t)]
         if self.layout.paired:
             words = [w.bits(vec(w.type.lanes // 2, i64)) for w in words]
         while len(words) > 1:
             half = len(words) // 2
             words = [f.interleave(words[j], words[j + half]) for j in range(half)]
         [lines] = words
-        f.store(lines, f.gep(self.to, i * t))
-        lines = lines.bits(vec(8 * t, i32))
-        return [self._sum(f.slice(lines, j * 4 * t, 4 * t)) for j in range(2)]
+        stored = lines ^ RAISED if self.layout.raised else lines
+        f.store(stored, f.gep(self.to, i * (self.codes_bytes * t)))
+        lines = lines.bits(vec(8 * self.codes_bytes * t, i32))
+        half = lines.type.lanes // 2
+        return [self._sum(f.slice(lines, j * half, half)) for j in range(2)]
 
     def _encode_rows(self, i: Value) -> list[Value]:
         """As `_encode`, each row's codes together."""
@@ -118,14 +110,14 @@ class TileBlock:
 
     def _words(self, row: int, i: Value) -> Value:
         codes = encode(self.f, self._load(row, i), self.factors[row], self.layout.offset)
-        return codes.to(i8).bits(vec(_STEP // 4, i32))
+        return wide_words(self.f, codes) if self.layout.wide else byte_words(codes)
 
     def _sum(self, lines: Value) -> Value:
-        """The sum of each row's codes in four lines."""
-        f = self.f
-        total = lines.ashr(24)
-        for shift in (8, 16, 24):
-            total = total + (lines << shift).ashr(24)
+        """The sum of each row's codes in some lines."""
+        f, bits = self.f, 8 * self.codes_bytes
+        total = lines.ashr(32 - bits)
+        for shift in range(bits, 32, bits):
+            total = total + (lines << shift).ashr(32 - bits)
         least = self.tile * (2 if self.layout.paired else 1)
         while total.type.lanes > least:
             half = total.type.lanes // 2
@@ -152,8 +144,20 @@ class TileBlock:
 
     def _store_meta(self, values: Value, word: Value | int) -> None:
         """Store a metadata word of every row."""
-        meta = self.f.gep(self.to, self.layout.block * self.tile)
+        meta = self.f.gep(self.to, self.layout.block * self.codes_bytes * self.tile)
         self.f.store(values, self.f.gep(meta, word, 4 * self.tile))
+
+
+def byte_words(codes: Value) -> Value:
+    """Codes as words of four bytes."""
+    return codes.to(i8).bits(vec(codes.type.lanes // 4, i32))
+
+
+def wide_words(f: Function, codes: Value) -> Value:
+    """Codes as i16: words of codes 0 and 2, and of codes 1 and 3, of every four."""
+    lanes = codes.type.lanes
+    order = [first + j for first in range(0, lanes, 4) for j in (0, 2, 1, 3)]
+    return f.shuffle(codes.to(i16), None, order).bits(vec(lanes // 2, i32))
 
 
 def add_halves(runs: Sequence[Value]) -> Value:
@@ -218,7 +222,7 @@ class QuantizeRows(KernelSpec):
             place, width = tile_of(f, layout, row, rows, blocks * bytes_)
             base = f.gep(out, place)
             inside = row & layout.tile - 1
-            to = f.gep(f.gep(base, b * bytes_ * width), inside, 4)
+            to = f.gep(f.gep(base, b * self.block_bytes(f, size, width) * width), inside, 4)
             source = f.gep(x, row * k + b * size, memory_type(self.x))
             self.block(f, source, to, inside, width, size)
 
@@ -235,10 +239,18 @@ class QuantizeRows(KernelSpec):
             TileBlock(f, self.x, layout, f.gep(x, first, element), k * element.bytes, to).emit()
 
     def sizes(self, f: Function, k: Value) -> tuple[Value, Value, Value]:
-        """Codes of a block, blocks of a row, and bytes of a block of one row."""
+        """Codes of a block, blocks of a row, and bytes of a block of one row of a full tile."""
         block = self.layout.block
         size = f.i64(block) if block else k
-        return size, k.udiv(size) if block else f.i64(1), size + 4 * self.layout.meta
+        bytes_ = self.block_bytes(f, size, f.i64(self.layout.tile))
+        return size, k.udiv(size) if block else f.i64(1), bytes_
+
+    def block_bytes(self, f: Function, size: Value, width: Value) -> Value:
+        """Bytes of a block of one row of a tile of `width` rows."""
+        return self._code_bytes(f, size, width) + 4 * self.layout.meta
+
+    def _code_bytes(self, f: Function, size: Value, width: Value) -> Value:
+        return f.select(width > 1, size * 2, size) if self.layout.wide else size
 
     def block(
         self, f: Function, x: Value, to: Value, inside: Value, width: Value, size: Value
@@ -262,18 +274,11 @@ class QuantizeRows(KernelSpec):
         maximum = f.reduce("max", top.values[0]).bits(f32)
         scale, inverse = scale_and_inverse(f, maximum, self.layout.limit)
         factor = f.splat(inverse, _STEP)
-        meta = f.gep(to, size.udiv(4) * width, 4)
-        stride = pitch * (8 if self.layout.paired else 4)
+        meta = f.gep(to, self._code_bytes(f, size, width) * width)
 
         def put(i: Value) -> Value:
             codes = encode(f, step(i), factor, self.layout.offset)
-            words = codes.to(i8).bits(vec(_STEP // 4, i32))
-            first = f.gep(codes_to, i * pitch)
-            align = 0
-            if self.layout.paired:
-                words, align = words.bits(vec(_STEP // 8, i64)), 4
-            for j in range(words.type.lanes):
-                f.store(f.extract(words, j), f.gep(first, stride * j), align=align)
+            self._put(f, codes, codes_to, i, pitch, width > 1)
             return codes
 
         f.store(scale, meta)
@@ -297,6 +302,32 @@ class QuantizeRows(KernelSpec):
         total = f.reduce("add", totals.values[0])
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
+
+    def _put(
+        self, f: Function, codes: Value, to: Value, i: Value, pitch: Value, several: Value
+    ) -> None:
+        """Store codes from i on, as a tile of several rows or a single row has them."""
+        if not self.layout.wide:
+            words = byte_words(codes)
+            if self.layout.raised:
+                raised = f.select(several, f.i32(RAISED), 0)
+                words = words ^ f.splat(raised, words.type.lanes)
+            self._put_words(f, words, f.gep(to, i * pitch), pitch)
+            return
+        for is_tile in f.either(several):
+            if is_tile:
+                self._put_words(f, wide_words(f, codes), f.gep(to, i * 2 * pitch), pitch)
+            else:
+                self._put_words(f, byte_words(codes), f.gep(to, i), pitch)
+
+    def _put_words(self, f: Function, words: Value, to: Value, pitch: Value) -> None:
+        """Store words, or pairs of them, `pitch` apart."""
+        stride, align = pitch * 4, 0
+        if self.layout.paired:
+            words, align = words.bits(vec(words.type.lanes // 2, i64)), 4
+            stride = pitch * 8
+        for j in range(words.type.lanes):
+            f.store(f.extract(words, j), f.gep(to, stride * j), align=align)
 
     def _store_run_sums(
         self, f: Function, meta: Value, width: Value, quarter: Value, runs: list[Value]
@@ -330,136 +361,3 @@ def tile_width(f: Function, layout: RowLayout, left: Value) -> Value:
     for size in reversed(layout.widths[:-1]):
         width = f.select(left <= size, f.i64(size), width)
     return width
-
-
-SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
-
-
-@dataclass(frozen=True)
-class RepackColumnTiles(KernelSpec):
-    """args: w, scale, zp, out, weights, n, halves, blocks, words, column_tile_bytes
-
-    `weights` weights of `halves` times `n` rows, rows of `blocks` blocks of `words` words; two
-    halves are a pair (gate and up), whose column tiles alternate.
-    """
-
-    scheme: QuantScheme
-
-    @property
-    def label(self) -> str:
-        return f"repack {self.scheme}"
-
-    def sizes(self, weights: Dim, rows: int, k: int, pair: bool) -> list[Dim]:
-        """The words after the pointers, for weights of `rows` rows in all."""
-        layout = column_tile_layout(self.scheme, k)
-        assert layout is not None
-        halves = 2 if pair else 1
-        sizes = [rows // halves, halves, layout.blocks, layout.words, layout.tile_bytes]
-        return [weights, *sizes]
-
-    def emit(self, m: Module) -> None:
-        _Repack(self.scheme, m.kernel()).emit()
-
-
-class _Repack:
-    def __init__(self, scheme: QuantScheme, f: Function) -> None:
-        self.f, self.scheme = f, scheme
-        self.w, self.scale, self.zp, self.out = (f.arg(f["args"], i) for i in range(4))
-        names = ("weights", "n", "halves", "blocks", "words", "column_tile_bytes")
-        self.size = {name: f.arg(f["args"], 4 + i, i64) for i, name in enumerate(names)}
-        layout = column_tile_layout(scheme, scheme.block or scheme.block_size * 16)
-        assert layout is not None
-        self.layout = layout
-        self.map: BlockMap = BLOCKS.get(scheme.name, BlockMap(0, 0))
-        self.place = word_places(f, self.map)
-
-    def emit(self) -> None:
-        f, size = self.f, self.size
-        column_tiles = f.ceil_div(size["n"], TILE_COLUMNS) * size["halves"]
-        gaps = (size["blocks"] & self.layout.group - 1).ne(0)
-        lo, hi = f.split(size["weights"] * column_tiles)
-        for s in f.range(lo, hi):
-            weight = s.udiv(column_tiles)
-            rest = s - weight * column_tiles
-            place = rest.udiv(size["halves"])
-            half = rest - place * size["halves"]
-            first = (weight * size["halves"] + half) * size["n"] + place * TILE_COLUMNS
-            out = f.gep(self.out, s * size["column_tile_bytes"])
-            rows = f.min(size["n"] - place * TILE_COLUMNS, TILE_COLUMNS)
-            # Columns of missing rows and fields of missing blocks are zero.
-            for _ in f.when((rows < TILE_COLUMNS) | gaps):
-                self._zero(out)
-            for r in f.range(0, rows):
-                for b in f.range(0, size["blocks"]):
-                    self._block(first + r, r, b, out)
-
-    def _zero(self, out: Value) -> None:
-        f, zero = self.f, self.f.const(0, vec(LINE // 4, i32))
-        for at in f.range(0, self.size["column_tile_bytes"], LINE):
-            f.store(zero, out, at)
-
-    def _block(self, row: Value, r: Value, b: Value, out: Value) -> None:
-        """Block b of a row, which is column r of the column tile."""
-        f, layout, block_map = self.f, self.layout, self.map
-        index = row * self.size["blocks"] + b
-        known = self.scheme.ggml_type is not None
-        width = f.i64(self.scheme.bytes_per_block) if known else self.size["words"] * 4
-        source = f.gep(self.w, index * width)
-        inside = b & layout.group - 1
-        group = f.gep(out, b.udiv(layout.group), layout.group_bytes)
-        for i, size in enumerate(layout.fields):
-            # Fields are part of a block, or separate tensors.
-            if block_map.fields:
-                at = f.gep(source, block_map.fields[i][0])
-            else:
-                at = f.gep((self.scale, self.zp)[i], index, size)
-            to = f.gep(f.gep(group, layout.field_offsets[i]), inside * TILE_COLUMNS + r, size)
-            f.store(f.load(at, SIZES[size], align=1), to)
-        words = f.i64(layout.words) if known else self.size["words"]
-        body = f.gep(group, layout.field_offsets[-1])
-        to = f.gep(f.gep(body, inside * words, LINE), r, 4)
-        self._words(f.gep(source, block_map.first), to, words)
-
-    def _words(self, source: Value, to: Value, words: Value) -> None:
-        f, block_map = self.f, self.map
-        if block_map.grid is not None:
-            given = [f.load(source, i32, 4 * i, align=1) for i in range(block_map.grid.file_words)]
-            for i, moved in enumerate(block_map.grid.pack(given)):
-                f.store(moved, to, LINE * i)
-            return
-        for j in f.range(0, words):
-            word = f.load(f.gep(source, j, 4), i32, align=1)
-            if self.scheme.packed_dtype == "u8" and self.scheme.ggml_type is None:
-                word = spread_nibbles(word) | spread_nibbles(word >> 16) << 4
-            f.store(word, f.gep(to, self.place(j), LINE))
-        if block_map.top is not None:
-            at = block_map.top - block_map.first
-            top = f.load(source, i32, at, align=1)
-            f.store(spread_bits(f, top), to, at // 4 * LINE)
-
-
-def word_places(f: Function, block_map: BlockMap) -> Callable[[Value], Value]:
-    """The position in a column tile of word j of a block."""
-    order = block_map.order
-    if order is None:
-        return lambda j: j
-    places = [order.index(i) for i in range(len(order))]
-    table = f.module.table(f, struct.pack(f"<{len(places)}i", *places))
-    return lambda j: f.load(f.gep(table, j, 4), i32).to(i64)
-
-
-def spread_nibbles(word: Value) -> Value:
-    """The low four nibbles of a word, one to a byte."""
-    low = word & 0xFFFF
-    low = (low | low << 8) & 0x00FF00FF
-    return (low | low << 4) & 0x0F0F0F0F
-
-
-def spread_bits(f: Function, top: Value) -> Value:
-    """Bit 4g + b of a word as bit g of its byte b."""
-    bits = f.i32(0)
-    for g in range(8):
-        four = top >> 4 * g & 15
-        # The product puts each of the four bits at the bottom of a byte; the rest is masked.
-        bits = bits | (four * 0x00204081 & 0x01010101) << g
-    return bits

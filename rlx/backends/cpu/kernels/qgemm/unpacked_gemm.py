@@ -10,7 +10,7 @@ integers until its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rlx.backends.cpu.kernels.qgemm.block_formats import (
     BlockFormat,
@@ -31,12 +31,18 @@ from rlx.backends.cpu.kernels.qgemm.dot import (
 )
 from rlx.backends.cpu.kernels.qgemm.dot_arm import Dotprod
 from rlx.backends.cpu.kernels.qgemm.grid_formats import GridFormat
-from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
+from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat, SixteenSubBlocks
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
+from rlx.backends.cpu.kernels.qgemm.raised_dot import (
+    ROWS,
+    RaisedDot,
+    starts_each_sum,
+    takes_raised_rows,
+)
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Value, f32, i16, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
@@ -49,18 +55,30 @@ _PIECE = 16  # codes of a piece of a row without blocks
 class StoreCodes(Widened):
     """A "dot product" that stores codes where the real one would read rows."""
 
+    taken = 0
+    """What codes are stored without; it returns the sums of those then."""
+
     def __init__(self, f: Function, planes: int) -> None:
         super().__init__(f, 1, f.target.lanes(32))
         self.planes, self.signed_bytes = planes, planes == 2
 
     def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
-        f = self.f
-        for g in f.range(0, loop.groups):
+        f, totals = self.f, self.f.carry(sums)
+        for g in totals.range(0, loop.groups):
+            out = list(totals.values)
             for s, codes in enumerate(loop.codes(g)):
                 place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
+                scale = None if loop.scales is None else loop.scales[s]
+                if self.taken:
+                    codes, at = codes - self.taken, loop.columns[s]
+                    pairs = self.multiply(f.const(1, self.bytes), codes)
+                    out[at] = self.pairs(out[at], pairs, self.factor(scale))
                 for p, part in enumerate(self.stored(codes)):
-                    f.store(part, place, p * LINE)
-        return list(sums)
+                    # products of i16 codes and their scales fit i16
+                    kept = part if self.planes == 1 or scale is None else part * self.factor(scale)
+                    f.store(kept, place, p * LINE)
+            totals.values = out
+        return totals.values
 
     def stored(self, codes: Value) -> list[Value]:
         """The planes of a line."""
@@ -113,27 +131,16 @@ class UnpackedCodes:
     def dot_loop(
         self, t: MicroTile, w: Value, x: Value, count: Index, scales: Sequence[Value] | None = None
     ) -> DotLoop:
-        """The dot products of `count` words; `scales` has an entry per vector of columns."""
-        planes = range(self.planes)
+        """The dot products of `count` words; `scales` has an entry per vector of columns. Planes
+        are words of their own: they follow each other in the codes and in the rows."""
         return DotLoop(
-            count,
+            count * self.planes,
             self.bits,
-            lambda g: [t.line(w, g * self.planes + p, v) for p in planes for v in t.columns],
-            lambda g, s: t.rows_at(x, g * self.planes + s // t.vectors),
-            [v for _ in planes for v in t.columns],
-            None if scales is None else [s for _ in planes for s in scales],
+            lambda g: [t.line(w, g, v) for v in t.columns],
+            lambda g, s: t.rows_at(x, g),
+            list(t.columns),
+            scales,
         )
-
-    def widen(self, t: MicroTile, x: Value, wide: Value) -> None:
-        """Widen a block of a tile's rows for 8-bit codes: `[word][plane][row]`."""
-        f, word = t.f, 4 * t.rows
-        some = max(1, t.lanes // t.rows)
-        for g in f.range(0, self.words, some):
-            codes = f.load(f.gep(x, g, word), vec(some * t.rows, i32))
-            planes = [p.bits(codes.type) for p in _widened(codes)]
-            for i in range(some):
-                parts = [f.slice(p, i * t.rows, t.rows) for p in planes]
-                f.store(f.concat(*parts), f.gep(wide, g + i, 2 * word))
 
 
 @dataclass
@@ -146,16 +153,25 @@ class UnpackedSpan:
 
 
 class UnpackedKQuant(KQuantFormat):
-    """A k-quant superblock: codes, then sub-block scales, pairs of minima, d and dmin."""
+    """A k-quant superblock: codes, then sub-block scales, pairs of minima, d and dmin.
+
+    For raised rows the starts of sums take the place of the minima (see `raised_dot`): of all, or
+    of every two words.
+    """
 
     def __init__(self, fmt: KQuantFormat, target: Target) -> None:
         self.fmt, self.sub_blocks, self.sums, self.bits = fmt, fmt.sub_blocks, fmt.sums, fmt.bits
         self.unpacked = UnpackedCodes.of(64, fmt.bits, target)
         self.table_line = self.unpacked.lines
-        self.pairs_line = self.table_line + self.sub_blocks
-        self.scale_line = self.pairs_line + self.sub_blocks // 2
+        self.pairs_line = self.start_line = self.table_line + self.sub_blocks
+        self.raised = takes_raised_rows(fmt.magnitude, dot_kind(target), target)
+        self.starts_each = self.raised and starts_each_sum(fmt.magnitude)
+        self.has_pairs = not self.raised and self.unpacked.planes == 1
+        between = 32 if self.starts_each else 1 if self.raised else self.sub_blocks // 2
+        self.scale_line = self.pairs_line + between
         self.lines = self.scale_line + 2
-        self.row_bytes = 256 + 52
+        self.codes_bytes = 256 * self.unpacked.planes
+        self.row_bytes = self.codes_bytes + 52
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
         """Unpack superblock b to `to`."""
@@ -163,13 +179,23 @@ class UnpackedKQuant(KQuantFormat):
         fmt.table = t.f.gep(to, LINE * self.table_line)
         for v in t.columns:
             fmt.unpack(t, w.words, v)
-        fmt.dots(t, w.words, to)
+        starts = t.f.gep(to, LINE * self.start_line)
+        if isinstance(fmt, GridFormat):
+            fmt.starts = starts if self.starts_each else None
+        elif self.raised:
+            assert isinstance(fmt, SixteenSubBlocks)
+            assert isinstance(t.dot, StoreCodes)
+            t.dot.taken = fmt.offset
+        sums = fmt.dots(t, w.words, to)
+        if self.raised and not self.starts_each:
+            t.put([-(total << 7) for total in sums], to, self.start_line)
         self.write_factors(t, w, to)
 
     def write_factors(self, t: UnpackTile, w: WeightBlock, to: Value) -> None:
         """Unpack what sums are multiplied by."""
         fmt = self.fmt
-        for i, pair in enumerate(zip(*(fmt.pairs(t, w.words, v) for v in t.columns), strict=True)):
+        several = [fmt.pairs(t, w.words, v) if self.has_pairs else [] for v in t.columns]
+        for i, pair in enumerate(zip(*several, strict=True)):
             t.put(pair, to, self.pairs_line + i)
         for i, scale in enumerate(zip(*(fmt.scales(t, w, v) for v in t.columns), strict=True)):
             t.put(scale, to, self.scale_line + i)
@@ -177,7 +203,6 @@ class UnpackedKQuant(KQuantFormat):
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         f = t.f
         self.buffer = f.alloca(4 * t.lanes * t.vectors * t.rows)
-        self.wide = f.alloca(2 * 256 * t.rows) if self.unpacked.planes == 2 else None
         for b in f.range(0, span.count):
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
             self._block(t, w, f.gep(span.x, b, self.row_bytes * t.rows), out, stride)
@@ -186,28 +211,58 @@ class UnpackedKQuant(KQuantFormat):
         """Sub-block scales are unpacked already."""
 
     def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
-        return [t.word(w, self.pairs_line + i, v) for i in range(self.sub_blocks // 2)]
+        count = self.sub_blocks // 2 if self.has_pairs else 0
+        return [t.word(w, self.pairs_line + i, v) for i in range(count)]
 
     def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
         d, dmin = (t.word(w.words, self.scale_line + i, v).bits(t.floating) for i in range(2))
         return d, dmin
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
-        return self.fmt.value(t, sums, total, d, dmin)
+        return sums.to(f32) * d if self.raised else self.fmt.value(t, sums, total, d, dmin)
 
     def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         f, codes, count = t.f, self.unpacked, 64 // self.sub_blocks
-        if self.wide is not None:
-            codes.widen(t, x, self.wide)
-            x = self.wide
+        if codes.planes == 2:  # codes have been multiplied by their scales
+            return t.dot.accumulate(codes.dot_loop(t, w, x, 64), t.zeros())
 
         def sub(s: Value, *sums: Value) -> list[Value]:
             scales = [t.word(w, s + self.table_line, v) for v in t.columns]
-            lines = f.gep(w, s, LINE * codes.planes * count)
-            rows = t.rows_at(x, s * (codes.planes * count))
-            return t.dot.accumulate(codes.dot_loop(t, lines, rows, count, scales), sums)
+            lines = f.gep(w, s, LINE * count)
+            loop = codes.dot_loop(t, lines, t.rows_at(x, s * count), count, scales)
+            if isinstance(t.dot, RaisedDot) and self.starts_each:
+                return t.dot.accumulate(loop, sums, self._starts(t, w, s * count))
+            return t.dot.accumulate(loop, sums)
 
+        if isinstance(t.dot, RaisedDot):
+            return self._passes(t, t.dot, w, sub)
         return f.loop(0, self.sub_blocks, 1, t.zeros(), sub)
+
+    def _starts(self, t: MicroTile, w: Value, first: Value) -> Callable[[Value], list[Value]]:
+        """The starts of the 16-bit sums from word `first` + g on: one for two words."""
+        assert isinstance(t.dot, RaisedDot)
+        begin, halves = t.f.gep(w, first, LINE // 2), t.dot.halves
+
+        def starts(g: Value) -> list[Value]:
+            at = t.f.gep(begin, g, LINE // 2)
+            return [t.line(at, self.start_line, v).bits(halves) for v in t.columns]
+
+        return starts
+
+    def _passes(
+        self, t: MicroTile, dot: RaisedDot, w: Value, sub: Callable[..., list[Value]]
+    ) -> list[Value]:
+        """The sums of all rows, a few at a time."""
+        f, zero = t.f, t.f.const(0, dot.sums)
+        found: dict[int, Value] = {}
+        for first in range(0, t.rows, ROWS):
+            dot.first = first
+            each = [zero if self.starts_each else t.word(w, self.start_line, v) for v in t.columns]
+            start = [value for value in each for _ in range(ROWS)]
+            for at, value in enumerate(f.loop(0, self.sub_blocks, 1, start, sub)):
+                v, i = divmod(at, ROWS)
+                found[v * t.rows + first + i] = value
+        return [found[at] for at in range(len(found))]
 
 
 class UnpackedBlocks(BlockFormat):
@@ -216,7 +271,8 @@ class UnpackedBlocks(BlockFormat):
     def __init__(self, fmt: BlockFormat, target: Target) -> None:
         self.fmt, self.unpacked = fmt, UnpackedCodes.of(fmt.block // 4, fmt.bits, target)
         self.lines = self.unpacked.lines + (2 if fmt.minimum else 1)
-        self.row_bytes = fmt.block + 12
+        self.codes_bytes = fmt.block * self.unpacked.planes
+        self.row_bytes = self.codes_bytes + 12
         super().__init__(
             fmt.block,
             fmt.codes,
@@ -242,14 +298,12 @@ class UnpackedBlocks(BlockFormat):
             t.put(minima, to, self.unpacked.lines + 1)
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
-        f, size = t.f, 2 * self.block * t.rows
-        wide = _widened_rows(t, self, span) if self.unpacked.planes == 2 else None
+        f = t.f
 
         def block(b: Value, *sums: Value) -> list[Value]:
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
-            x, meta = f.gep(span.x, b, self.row_bytes * t.rows), f.i64(self.block // 4)
-            rows = x if wide is None else f.gep(wide, b, size)
-            loop = self.unpacked.dot_loop(t, w.words, rows, self.steps)
+            x, meta = f.gep(span.x, b, self.row_bytes * t.rows), f.i64(self.codes_bytes // 4)
+            loop = self.unpacked.dot_loop(t, w.words, x, self.steps)
             # The correction of offsets comes last: until then registers are scarce.
             dots = t.dot.accumulate(loop, t.zeros())
             ints = [a + b for a, b in zip(dots, self.start(t, x, meta), strict=True)]
@@ -263,8 +317,9 @@ class UnpackedRow:
     """Pieces of a row that is one single block: codes alone."""
 
     def __init__(self, fmt: BlockFormat, target: Target) -> None:
-        self.fmt, self.block, self.row_bytes = fmt, _PIECE, _PIECE
+        self.fmt, self.block = fmt, _PIECE
         self.unpacked = UnpackedCodes.of(_PIECE // 4, fmt.bits, target)
+        self.row_bytes = _PIECE * self.unpacked.planes
         self.lines = self.unpacked.lines
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
@@ -275,14 +330,13 @@ class UnpackedRow:
             t.dot.accumulate(loop, t.zeros())
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
-        x = _widened_rows(t, self, span) if self.unpacked.planes == 2 else span.x
         start = [t.f.load(p, t.dot.sums) for p in t.places(out, stride)]
-        loop = self.unpacked.dot_loop(t, span.blocks, x, span.count * self.unpacked.words)
+        loop = self.unpacked.dot_loop(t, span.blocks, span.x, span.count * self.unpacked.words)
         t.write(t.dot.accumulate(loop, start), out, stride)
 
     def scale(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         """Scale a tile's integer sums to f32."""
-        f, meta = t.f, column_tile.k.udiv(4)
+        f, meta = t.f, column_tile.k.udiv(4) * self.unpacked.planes
         ints = [
             f.load(place, t.dot.sums) + start
             for place, start in zip(
@@ -296,13 +350,11 @@ class UnpackedRow:
 Unpacked = UnpackedKQuant | UnpackedBlocks | UnpackedRow
 
 
-def _widened_rows(t: MicroTile, fmt: UnpackedBlocks | UnpackedRow, span: UnpackedSpan) -> Value:
-    """Widen all codes beforehand: loads would wait for stores just before them."""
-    f, size = t.f, 2 * fmt.block * t.rows
-    wide = f.alloca(size * blocks_in_cache(fmt))
-    for b in f.range(0, span.count):
-        fmt.unpacked.widen(t, f.gep(span.x, b, fmt.row_bytes * t.rows), f.gep(wide, b, size))
-    return wide
+def takes_wide_rows(fmt: Format, target: Target) -> bool:
+    """Whether the many rows that weights of a format are multiplied with are i16."""
+    if not isinstance(fmt, BlockFormat | KQuantFormat) or target.num_vector_registers > 16:
+        return False
+    return UnpackedCodes.of(1, fmt.bits, target).planes == 2
 
 
 def unpacked_format(fmt: Format, target: Target) -> Unpacked:
@@ -379,7 +431,9 @@ class UnpackedGemm:
 
     def _tile(self, f: Function, rows: int, shift: Value) -> MicroTile:
         t = MicroTile(f, rows, self.vectors, shift)
-        if self.fmt.unpacked.planes == 2:
+        if isinstance(self.fmt, UnpackedKQuant) and self.fmt.raised:
+            t.dot = RaisedDot(f, t.rows, t.lanes, self.fmt.fmt.magnitude)
+        elif self.fmt.unpacked.planes == 2:
             t.dot = Widened(f, t.rows, t.lanes)
         elif t.dot.takes_pairs:  # rows lie word by word here
             t.dot = Dotprod(f, t.rows, t.lanes)
