@@ -1,6 +1,7 @@
 """The default encoder against ONNX Runtime, OpenVINO and sentence-transformers in the same run.
 
-Shapes are batch x tokens, f32 against the best f32 peer and int8 against ONNX Runtime's int8; then
+Shapes are batch x tokens, f32 against the best f32 peer (also with `strassen=True`, whose vectors
+depend on the texts beside them in the last digits) and int8 against ONNX Runtime's int8; then
 cold starts, new shapes, and texts of mixed lengths end to end.
 
 RLX_TARGET=x86-64-v3 holds all of them to AVX2, but for OpenVINO's own kernels (its copy of MLAS,
@@ -87,11 +88,13 @@ def _median(run: Callable[[], object], inner: int) -> float:
 
 
 def shapes(
-    peer: Peer, folder: Path, options: Any, quant: str | None, engines: tuple[str, ...]
-) -> list[Bar]:
+    peer: Peer, folder: Path, options: Any, quant: str | None, engines: tuple[str, ...],
+    strassen: bool = False,
+) -> list[Bar]:  # fmt: skip
     goal, least = (1.2, 0.99999) if quant is None else (1.3, 0.99)
     bars = []
-    with _model(folder, options.threads, quant) as model, _model(folder, options.threads) as exact:
+    threads = options.threads
+    with _model(folder, threads, quant, strassen) as model, _model(folder, threads) as exact:
         for batch, seq in SHAPES:
             shape = Shape(model, batch, seq)
             shape.check(peer, F32_PEERS[0], least)
@@ -102,7 +105,8 @@ def shapes(
                 f"  {batch}x{seq}: "
                 + ", ".join(f"{e} {t * 1e3:.2f} ms" for e, t in zip(engines, theirs, strict=True))
             )
-            name = f"encoder_{quant or 'f32'}_{batch}x{seq}"
+            kind = "strassen" if strassen else quant or "f32"
+            name = f"encoder_{kind}_{batch}x{seq}"
             winner = engines[theirs.index(best)]
             bars.append(Bar(name, ours * 1e3, "ms", winner, best * 1e3, goal, False))
     return bars
@@ -116,8 +120,10 @@ def _accuracy(shape: Shape, exact: Shape) -> None:
         raise SystemExit(f"encoder: vectors differ from those in f32: cosine {worst:.6f}")
 
 
-def _model(folder: Path, threads: int, quant: str | None = None) -> EncoderModel:
-    return EncoderModel(ModelFile.open(folder), threads=threads, quant=quant)
+def _model(
+    folder: Path, threads: int, quant: str | None = None, strassen: bool = False
+) -> EncoderModel:
+    return EncoderModel(ModelFile.open(folder), threads=threads, quant=quant, strassen=strassen)
 
 
 def new_shapes(folder: Path, options: Any) -> list[Bar]:
@@ -203,7 +209,7 @@ def _resident() -> int:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-PARTS = ("f32", "int8", "new_shape", "cold", "texts")
+PARTS = ("f32", "int8", "strassen", "new_shape", "cold", "texts")
 
 
 def main(argv: list[str]) -> int:
@@ -226,6 +232,8 @@ def main(argv: list[str]) -> int:
                 bars += shapes(peer, folder, options, None, F32_PEERS)
             if "int8" in wanted:
                 bars += shapes(peer, folder, options, "int8", INT8_PEERS)
+            if "strassen" in wanted:
+                bars += shapes(peer, folder, options, None, F32_PEERS, strassen=True)
             if "new_shape" in wanted:
                 bars += new_shapes(folder, options)
             if "cold" in wanted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gemm_support import close, draw, native, wide
@@ -126,6 +128,7 @@ def test_only_where_it_is_asked_for_and_pays():
     assert layout_of((64, 352), (352, 192)) == "strassen48"  # too few terms for two steps
     assert layout_of((64, 768), (768, 3072)) == "strassen48"  # sums would take too much memory
     assert layout_of((64, 384), (384, 192), strassen=False) == "panel64"
+    assert layout_of((64, 384), (384, 192), replace(WIDE, cpu="znver5")) == "strassen48"
     assert layout_of((64, 384), (384, 192), V3) == "strassen16"
     assert layout_of((64, 384), (384, 192), NARROW) == "panel8"
     assert layout_of((64, 384), (384, 100)) == "panel64"  # no whole pair of panels

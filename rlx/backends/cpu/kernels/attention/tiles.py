@@ -101,8 +101,8 @@ class Tiling:
         # A query block has enough rows to amortise copying keys and values.
         vectors, tile_rows, keys, block = 3, 6, room // 3, 96
         columns = -(-problem.head_dim // lanes)
-        if room == 24 and columns <= _SMALL_HEAD and lanes % 4 == 0:
-            vectors, tile_rows, keys, block = 2, 8, 8, 128
+        if columns <= _SMALL_HEAD and lanes % 4 == 0:
+            vectors, tile_rows, keys, block = 2, room // 3, room // 3, 128
         if 0 < rows <= 2 * lanes and lanes % 4 == 0:
             vectors, tile_rows = -(-rows // lanes), 4
             keys = 1 << (room // vectors).bit_length() - 1
