@@ -148,15 +148,18 @@ def test_gates_norms_and_residuals(
 
 @pytest.mark.parametrize("name", SPLIT)
 @pytest.mark.parametrize(("rows", "n", "k"), [(2, 21, 2304), (8, 40, 256), (11, 17, 1536)])
+@pytest.mark.parametrize("is_split", [False, True])
 def test_few_rows_by_products_of_bytes(
-    backend: CudaBackend, name: str, rows: int, n: int, k: int
-) -> None:
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, n: int, k: int,
+    is_split: bool,
+) -> None:  # fmt: skip
     """Steps that some warps have and others not, rows that fill no tile, more rows than a tile
-    has."""
+    has; x is split by each block, or before."""
+    monkeypatch.setattr(lower_qgemm, "_LARGE", 0 if is_split else 1 << 60)
     packed = drawn_blocks(name, n, k, 3)
     made = compiled(backend, product(name, packed, rows, k)).set_param("w", packed)
-    [kernel] = kernels_of(made)
-    assert isinstance(kernel, FewPackedRows)
+    *before, kernel = kernels_of(made)
+    assert isinstance(kernel, FewPackedRows) and kernel.is_split == bool(before) == is_split
     x = draw(9, rows, k) * np.float32(10.0) ** np.arange(rows)[:, None].astype(np.float32)
     want = x.astype(np.float64) @ decode(GGUF_SCHEMES[name], packed).astype(np.float64).T
     off = np.abs(made.run(x=x)[0] - want) / np.abs(want).max(1, keepdims=True)
@@ -217,7 +220,7 @@ HOT: list[Any] = [
             (3072, 1024, Epilogue(f32, "silu", pair=True)),
         )
     ),
-    few_packed_rows_for("Q8_0", 8, 4096, 28672, Epilogue(f32), False),
+    *(few_packed_rows_for(n, 8, 4096, 28672, Epilogue(f32), False, True) for n in SPLIT),
     *(
         PackedGemm(name, 1024, 4096, width, splits, epilogue)
         for name in ("Q8_0", "Q4_K", "Q6_K")

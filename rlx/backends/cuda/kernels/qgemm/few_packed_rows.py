@@ -17,6 +17,8 @@ from rlx.backends.cuda.kernels.gemm.plan import BLOCKS
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run, words
 from rlx.backends.cuda.kernels.qgemm.digits import (
     DIGITS,
+    RECORD,
+    SCALE_AT,
     Scale,
     digit_words,
     factors,
@@ -32,6 +34,8 @@ _BLOCKS = 4  # of 32 columns that a lane loads together
 _COLUMNS = 32 * _BLOCKS
 MANY = 264  # blocks that fill a GPU twice
 
+Pairs = list[list[Value]]
+Operands = tuple[Pairs, list[Value], list[Value]]  # see `_operands`
 Loaded = list[Value]  # of a row: quants of four blocks, higher bits of them, scales, super scale
 
 
@@ -39,7 +43,8 @@ Loaded = list[Value]  # of a row: quants of four blocks, higher bits of them, sc
 class FewPackedRows(BlockKernel):
     """args: those of `FewRows`; with `many`, groups of `m` rows of x follow each other
 
-    A block gives `tiles` times 16 columns of the result.
+    Where x `is_split`, its rows are records of digits, so many bytes apart. A block gives `tiles`
+    times 16 columns of the result.
     """
 
     scheme: str
@@ -49,6 +54,7 @@ class FewPackedRows(BlockKernel):
     tiles: int
     many: bool
     warps: int
+    is_split: bool = False
 
     @property
     def label(self) -> str:
@@ -79,15 +85,22 @@ class FewPackedRows(BlockKernel):
 
 
 def few_packed_rows_for(
-    scheme: str, m: int, k: int, n: int, epilogue: Epilogue, many: bool
+    scheme: str,
+    m: int,
+    k: int,
+    n: int,
+    epilogue: Epilogue,
+    many: bool,
+    is_split: bool = False,
 ) -> FewPackedRows:
-    roomy = not epilogue.pair and scheme not in ("Q5_K", "Q6_K")  # registers suffice
+    fits = ("Q8_0",) if is_split else ("Q8_0", "Q4_0", "Q4_K")
+    roomy = not epilogue.pair and scheme in fits  # registers suffice
     tiles = 2 if roomy and n >= 2 * TILE * MANY else 1
     warps: tuple[int, ...] = (8,)
     if -(-n // (TILE * tiles)) <= BLOCKS:  # each multiprocessor has one block at most
         warps = (8, 12, 16)
     fewest = min(warps, key=lambda w: -(-k // (_COLUMNS * w)))
-    return FewPackedRows(scheme, m, k, epilogue, tiles, many, fewest)
+    return FewPackedRows(scheme, m, k, epilogue, tiles, many, fewest, is_split)
 
 
 class _Emitter:
@@ -120,8 +133,8 @@ class _Emitter:
         ahead = self._load(f.i64(0))
         f.let_next_start()
         f.wait_for_previous()
-        row = self.row0 + f.min(self.group, kernel.m - 1).to(i64)
-        self.base = f.gep(self.x, f.min(row, self.m - 1) * self.x_stride, 4)
+        self.base = self._row(self.group)
+        self.bases = [self._row(self.quad * 2 + i) for i in range(2 if kernel.is_split else 0)]
         sums = [f.const(0.0, f32)] * (4 * kernel.halves * kernel.tiles)
         if self.own_steps == 1:
             sums = self._add(sums, ahead, f.i64(0))
@@ -139,6 +152,12 @@ class _Emitter:
             made = f.loop(f.i64(0), f.i64(self.own_steps), 1, [*sums, *flat], body)
             sums = made[: len(sums)]
         store_sums(f, kernel, self.out, sums, (self.first, self.row0), (self.n, self.m))
+
+    def _row(self, number: Value) -> Value:
+        """Where a row of x begins; those behind the last are the last."""
+        f, kernel = self.f, self.kernel
+        row = self.row0 + f.min(number, kernel.m - 1).to(i64)
+        return f.gep(self.x, f.min(row, self.m - 1) * self.x_stride, 1 if kernel.is_split else 4)
 
     def _place(self, step: Value) -> tuple[Value, Value]:
         """The first block of a step of this warp, and whether it is there."""
@@ -195,6 +214,25 @@ class _Emitter:
 
     # -- x ----------------------------------------------------------------------------------------
 
+    def _operands(self, block: Value, inside: Value) -> Operands:
+        """Of a block of this lane's row of x two words of each digit; of the two rows of its sums
+        the scales, and the sums of their numbers."""
+        f, has_minima = self.f, self.kernel.scheme in ("Q4_K", "Q5_K")
+        if not self.kernel.is_split:
+            planes, scale, total = self._digits(block, inside)
+            return planes, self._columns(scale), self._columns(total) if has_minima else []
+        at, planes = f.gep(self.base, block * RECORD), list[list[Value]]()
+        for d in range(DIGITS):
+            if self.kernel.scheme == "Q8_0":
+                start = f.gep(at, (self.quad * 8).to(i64))
+                planes.append(words(f, f.gep(start, 32 * d), 2))
+            else:
+                start = f.gep(at, (self.quad * 4).to(i64))
+                planes.append([w for i in (0, 16) for w in words(f, f.gep(start, 32 * d + i), 1)])
+        pairs = [words(f, f.gep(b, block * RECORD + SCALE_AT), 2) for b in self.bases]
+        found = [[f.select(inside, v.bits(f32), 0.0) for v in pair] for pair in pairs]
+        return planes, [p[0] for p in found], [p[1] for p in found] if has_minima else []
+
     def _digits(self, block: Value, inside: Value) -> tuple[list[list[Value]], Value, Value]:
         """Of a block of this lane's row of x: two words of each digit, the scale and the sum."""
         f, scheme = self.f, self.kernel.scheme
@@ -221,12 +259,10 @@ class _Emitter:
     # -- products ---------------------------------------------------------------------------------
 
     def _add(self, sums: list[Value], rows: list[Loaded], step: Value) -> list[Value]:
-        sums, scheme = list(sums), self.kernel.scheme
+        sums = list(sums)
         first, inside = self._place(step)
         for i in range(_BLOCKS):
-            planes, scale, total = self._digits(first + i, inside)
-            scales = self._columns(scale)
-            totals = self._columns(total) if scheme in ("Q4_K", "Q5_K") else []
+            planes, scales, totals = self._operands(first + i, inside)
             for t in range(len(rows) // 2):
                 pair = rows[2 * t : 2 * t + 2]
                 own = sums[4 * t : 4 * t + 4]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_st
 from rlx.backends.cuda.kernels.gemm.row_norm import RowNorm
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
-from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES, RECORD
 from rlx.backends.cuda.kernels.qgemm.few_packed_rows import few_packed_rows_for
 from rlx.backends.cuda.kernels.qgemm.fragments import unit_of
 from rlx.backends.cuda.kernels.qgemm.packed_gemm import (
@@ -29,6 +29,7 @@ from rlx.backends.cuda.kernels.qgemm.packed_gemm import (
     plan_packed,
 )
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.kernels.qgemm.split_digits import SplitDigits
 from rlx.backends.cuda.kernels.qgemm.stream_gemv import stream_gemv_for
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.lowering import (
@@ -212,14 +213,25 @@ def _unpacks(m: int, k: int, n: int) -> bool:
     return not is_asked() and m > FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
 
 
+def _splits(node: Node, m: int) -> bool:
+    """Whether a launch of its own splits a few rows into digits: weights are large."""
+    w, record = node.inputs[1], cast(Any, node.op)
+    size = int(w.shape.dims[0]) * int(node.inputs[0].shape.dims[-1])  # type: ignore[arg-type]
+    few = 1 < m <= FEW_ROWS and node.inputs[0].dtype is f32 and not is_asked()
+    return few and size >= _LARGE and record.scheme.name in HAVE_BYTES
+
+
 def _scratch(node: Node) -> int:
-    """x in f16; or the decoded weight and its scales, then what a product of f16 needs."""
+    """Digits of x; x in f16; or the decoded weight and its scales, and what a product of f16
+    needs."""
     x, w = node.inputs[:2]
     record: Any = node.op
     m = upper_bound(prod(x.shape.dims[:-1], start=1), node.graph.live)
     k, n = int(x.shape.dims[-1]), int(node.output.shape.dims[-1])  # type: ignore[arg-type]
     if decodes(record, m, n):
         return plan_packed(m, k, n, bool(record.gate)).bytes
+    if _splits(node, m):
+        return m * (k // 32) * RECORD
     n = int(w.shape.dims[0])  # type: ignore[arg-type]
     if not m or not _unpacks(m, k, n):
         return 0
@@ -321,8 +333,17 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
             return [KernelLaunch(stream, args, blocks=stream.blocks)]
     groups = -(-ctx.upper(m) // group)
     if group > 1 and has_bytes:
-        few = few_packed_rows_for(scheme, group, k, n, epilogue, m != group)
-        return [KernelLaunch(few, args, blocks=groups * few.blocks(n))]
+        splits = _splits(node, ctx.upper(m))
+        few = few_packed_rows_for(scheme, group, k, n, epilogue, m != group, splits)
+        last = KernelLaunch(few, args, blocks=groups * few.blocks(n))
+        if not splits:
+            return [last]
+        split = SplitDigits(k)
+        first = KernelLaunch(
+            split, [Pointer(x), stride, Scratch(node), m], blocks=split.blocks(ctx.upper(m))
+        )
+        last.args = [Scratch(node), k // 32 * RECORD, *args[2:]]
+        return [first, last]
     many = m != group or fixed  # else one row is multiplied as integers, and only that
     kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, many, norm)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]

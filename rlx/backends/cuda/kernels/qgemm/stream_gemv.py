@@ -21,20 +21,18 @@ from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, load_run
 from rlx.backends.cuda.kernels.qgemm.digits import (
     RECORD,
     SCALE_AT,
-    Scale,
     add_products,
-    digit_words,
     factors,
     quant_bytes,
 )
 from rlx.backends.cuda.kernels.qgemm.packed_rows import shared_words
 from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
+from rlx.backends.cuda.kernels.qgemm.split_digits import PASS, split_by_eight
 from rlx.ir.dtype import f32 as _F32
 from rlx.llvm.builder import Value, f32, i16, i32, i64, vec
 from rlx.support.records import dataclass
 
 _CHUNK = 32  # columns that a lane has
-_PASS = 128  # columns that a warp splits at a time
 _MOST_RECORDS = 16 << 10  # bytes
 _MOST_WARPS = 16
 _ROOM = 112 << 10  # bytes of shared memory, of which a multiprocessor has twice as much
@@ -118,7 +116,7 @@ class StreamGemv(BlockKernel):
 
     @property
     def slots_at(self) -> int:
-        count = self.k // 32 if self.shares else self.warps * (_PASS // 32)
+        count = self.k // 32 if self.shares else self.warps * (PASS // 32)
         return -(-(self.records_at + RECORD * count) // 128) * 128
 
     @property
@@ -278,21 +276,21 @@ class _Emitter:
         f, kernel = self.f, self.kernel
         total = f.const(0.0, f32)
         if kernel.shares:
-            step = f.i32(kernel.warps * _PASS)
+            step = f.i32(kernel.warps * PASS)
 
             def split_part(column: Value, total: Value) -> Value:
                 at = (column >> 5) * RECORD + kernel.records_at
                 return self._split_pass(column, at, total, f.block_number().eq(0))
 
             last = f.i32(kernel.k)
-            [total] = f.loop(self.warp * _PASS, last, step, [total], split_part)
+            [total] = f.loop(self.warp * PASS, last, step, [total], split_part)
             self._keep_square(total)
             f.barrier()
             at = [c * RECORD + kernel.records_at for c in self.chunks]
             return [self._own(self._record(a), j) for j, a in enumerate(at)]
         found, first_team = [], f.block_number().eq(0) & self.team.eq(0)
         for j in range(kernel.own):
-            place = self.warp * (RECORD * _PASS // 32) + kernel.records_at
+            place = self.warp * (RECORD * PASS // 32) + kernel.records_at
             first = (self.part + kernel.split * j) * (_CHUNK * WARP)
             mine = place + (self.lane & 3) * RECORD
 
@@ -300,9 +298,9 @@ class _Emitter:
                 i: Value, total: Value, *record: Value, first: Value = first,
                 place: Value = place, mine: Value = mine,
             ) -> list[Value]:  # fmt: skip
-                column = first + i * _PASS
+                column = first + i * PASS
                 there = column < kernel.k
-                column = f.min(column, kernel.k - _PASS)
+                column = f.min(column, kernel.k - PASS)
                 more = self._split_pass(column, place, f.const(0.0, f32), first_team & there)
                 f.warp_barrier()
                 kept = list(record)
@@ -311,7 +309,7 @@ class _Emitter:
                 return [total + f.select(there, more, 0.0), *own]
 
             empty = [f.i32(0)] * (SCALE_AT // 4) + [f.const(0.0, f32)] * 2
-            passes = f.i32(_CHUNK * WARP // _PASS)
+            passes = f.i32(_CHUNK * WARP // PASS)
             total, *record = f.loop(f.i32(0), passes, f.i32(1), [total, *empty], split_own)
             found.append(self._own(record, j))
         self._keep_square(total)
@@ -328,26 +326,17 @@ class _Emitter:
             if residual:
                 more = load_run(f, residual[0], column, 4, _F32)
                 values = [a + b for a, b in zip(values, more, strict=True)]
-                to, whole = f.gep(self.norm_args[2], column, 4), f.join(values)
-                f.if_(keeps, lambda: f.store(whole, to, align=16))
+                to, row = f.gep(self.norm_args[2], column, 4), f.join(values)
+                f.if_(keeps, lambda: f.store(row, to, align=16))
             for v in values:
                 total = f.fma(v, v, total)
             factors = load_run(f, gamma, column, 4, _F32)
             values = [a * b for a, b in zip(values, factors, strict=True)]
-        largest = f.i32(0)
-        for v in values:
-            largest = f.max(largest, v.bits(i32) & 0x7FFFFFFF)
-        for distance in (1, 2, 4):
-            largest = f.max(largest, f.exchange(largest, distance))
-        power = Scale(f, largest)
-        words, whole_sum = digit_words(f, power, values)
-        for distance in (1, 2, 4):
-            whole_sum = whole_sum + f.exchange(whole_sum, distance)
+        words, scale, whole = split_by_eight(f, values)
         record, number = at + (self.lane >> 3) * RECORD, self.lane & 7
         for i, word in enumerate(words):
             f.store_shared(word, record + number * 4, 32 * i)
-        scale = power.value()
-        pair = f.join([scale, whole_sum.to(f32) * scale])
+        pair = f.join([scale, whole])
         f.if_(number.eq(0), lambda: f.store_shared(pair, record, SCALE_AT, align=8))
         return total
 
