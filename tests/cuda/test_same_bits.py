@@ -36,6 +36,7 @@ from rlx.ir.dtype import f32 as F32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.quant.scheme import GGUF_SCHEMES, encode
+from rlx.models.model_runner import compile_options
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
 from rlx.specialize.compile_profile import CompileProfile
@@ -257,6 +258,18 @@ def test_programs_have_keys_of_their_own(backend: CudaBackend) -> None:
     assert invariant.allocator is backend.allocator
     assert invariant.target_key != backend.target_key
     assert INVARIANT.profile_key != CompileProfile().profile_key
+
+
+def test_the_option_is_checked() -> None:
+    assert CompileProfile.from_toml("batch_invariant = true") == INVARIANT
+    assert "batch_invariant" not in CompileProfile().key_material()  # keys are those from before
+    with pytest.raises(rlx.OptionError, match="batch_invariant"):
+        CompileProfile(batch_invariant=1)  # type: ignore[arg-type]
+    with pytest.raises(rlx.OptionError, match="neither True nor False"):
+        compile_options(None, "yes")  # type: ignore[arg-type]
+    assert compile_options(2, True).profile == INVARIANT
+    cpu = rlx.Device("cpu").backend
+    assert cpu.for_profile(INVARIANT) is cpu
 
 
 # -- code ------------------------------------------------------------------------------------------
