@@ -19,7 +19,8 @@ from bench.random_model import random_blocks
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 BANDWIDTH = 4390.0  # GB/s, the most that torch reads a tensor with (bench/GPU.md)
-ROWS = (2, 8, 16, 64, 512)
+ROWS, QUICK_ROWS = (2, 8, 16, 64, 512), (8, 64, 512)
+SHAPES = ((6144, 1024), (1024, 3072), (12288, 4096))
 _REPEAT, _SAMPLE = 10, 256
 _SETTINGS = (  # warps at most, rows of a slot (0: as chosen), KB of shared memory
     (0, 0, 112), (8, 0, 112), (12, 3, 112), (12, 4, 112), (16, 4, 112), (8, 2, 112), (16, 0, 226),
@@ -52,11 +53,14 @@ class Settings:
 
         plain, n, k = Epilogue(f32), self.n, self.k
         self.kernels["in registers"] = gemv_for(PackedRows(self.kind), f32, 1, k, n, plain)
-        for warps, rows, room in _SETTINGS:
-            made = stream_gemv_for(self.kind, k, n, plain, None, warps, rows, room << 10)
-            if made is not None and made not in self.kernels.values():
-                form = f"{made.warps} warps, {made.rows} rows, {made.slots} slots"
-                self.kernels[f"{form}, {made.shared >> 10} KB"] = made
+        for number, (warps, rows, room) in enumerate(_SETTINGS):
+            ways = (True, False) if number < 2 else (True,)
+            sizes = warps, rows, room << 10
+            for made in (stream_gemv_for(self.kind, k, n, plain, None, *sizes, s) for s in ways):
+                if made is not None and made not in self.kernels.values():
+                    form = f"{made.warps} warps, {made.rows} rows, {made.slots} slots"
+                    way = "" if made.sweeps else ", each team by itself"
+                    self.kernels[f"{form}, {made.shared >> 10} KB{way}"] = made
 
     def timed(self, name: str) -> Callable[[], float]:
         """A function that gives the seconds of a product."""
@@ -119,13 +123,13 @@ def products(device: Device, kind: str, m: int, n: int, k: int, calls: int) -> C
     return device.timed(*device.graph(build, given, params), calls)
 
 
-def compare_rows(device: Device, kinds: Sequence[str], shapes: Sequence[tuple[int, int]]) -> None:
+def compare_rows(device: Device, kinds: Sequence[str], counts: Sequence[int]) -> None:
     """bf16 and packed weights; 8 and 16 rows also as many rows, and by larger blocks."""
     from rlx.backends.cuda.kernels.qgemm import few_packed_rows, packed_gemm
 
-    for n, k in shapes:
+    for n, k in SHAPES:
         calls = max(2, min(12, int(150e6 / (2 * n * k))))
-        for m in ROWS:
+        for m in counts:
             runs = {kind: products(device, kind, m, n, k, calls) for kind in kinds}
             if 8 <= m <= packed_gemm.FEW_ROWS:
                 usual, packed_gemm.FEW_ROWS = packed_gemm.FEW_ROWS, 0
@@ -160,6 +164,5 @@ def main(argv: Sequence[str] | None = None) -> int:
                 made.add()
                 made.compare(5 if options.quick else 12)
     if "rows" in options.parts.split(","):
-        shapes = ((6144, 1024), (1024, 3072), (12288, 4096))
-        compare_rows(device, ["BF16", *kinds], shapes[: 2 if options.quick else 3])
+        compare_rows(device, ["BF16", *kinds], QUICK_ROWS if options.quick else ROWS)
     return 0

@@ -2,7 +2,7 @@
 
 Every block of the product needs the whole row, which is small: it adds up the squares itself, while
 its weights are on their way. The norm then needs no launch. Of many rows that one product with
-packed weights reads, the launch that rounds them computes it.
+packed weights reads, the launch that rounds or splits them computes it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.gemv import Norm
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER
 from rlx.backends.cuda.kernels.gemm.problem import is_aligned, product_of, suits_gemv
+from rlx.backends.cuda.kernels.qgemm.few_packed_rows import takes_digits
 from rlx.backends.cuda.kernels.qgemm.packed_gemm import decodes
 from rlx.backends.cuda.lower_loops import lower_region, scratch_bytes
 from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, lowers
@@ -79,13 +80,16 @@ def _is_row(reader: Node, node: Node, ctx: Context) -> bool:
 
 
 def _rounds(reader: Node, node: Node, ctx: Context) -> bool:
-    """Whether the reader is a product of many rows that are rounded to f16 before."""
+    """Whether the reader is a product of packed weights and of many rows that are rounded to f16
+    before, or of a few that are split."""
     if reader.inputs[0] is not node.outputs[0] or len(node.outputs) > 1:
         return False
-    return reader.op.name == "packed_planes_matmul" and ctx.cpu == HOPPER and decodes(
-        reader.op, ctx.upper(prod(reader.inputs[0].shape.dims[:-1], start=1)),
-        reader.output.shape.dims[-1],
-    )  # fmt: skip
+    if reader.op.name != "packed_planes_matmul":
+        return False
+    m = ctx.upper(prod(reader.inputs[0].shape.dims[:-1], start=1))
+    if takes_digits(reader.op, m, node.outputs[0].dtype):
+        return True
+    return ctx.cpu == HOPPER and decodes(reader.op, m, reader.output.shape.dims[-1])
 
 
 def _is_scratch(ctx: Context, node: Node, value: Value) -> bool:

@@ -1,6 +1,7 @@
 """RMS norms of many rows, for products by tensor cores: a block has a row in registers.
 
-They are written in bf16, or as `Planes` writes one plane of f16 for packed weights.
+They are written in bf16; for packed weights as `Planes` writes one plane of f16, or as
+`SplitDigits` writes digits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from rlx.backends.cuda.kernels.gemm.many_rows import are_fixed
 from rlx.backends.cuda.kernels.gemm.planes import ordered, power_of_two
 from rlx.backends.cuda.kernels.gemm.problem import is_aligned, row_stride
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run
+from rlx.backends.cuda.kernels.qgemm.digits import RECORD
+from rlx.backends.cuda.kernels.qgemm.split_digits import store_record
 from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
 from rlx.backends.kernel_args import Pointer
 from rlx.ir.dtype import DType, bf16
@@ -37,6 +40,7 @@ class RowNorm(BlockKernel):
     k: int
     eps: float
     early: bool  # no kernel writes gamma
+    digits: bool = False  # the result is records of digits
     unit: int = 0  # columns are ordered in units of so many, in f16, and rows are scaled
 
     @property
@@ -74,6 +78,11 @@ class RowNorm(BlockKernel):
                 [v * scale * g for v, g in zip(four, by, strict=True)]
                 for four, by in zip(numbers, factors, strict=True)
             ]
+            if self.digits:
+                records = f.gep(out, row * (self.k // 32 * RECORD))
+                for p, four in zip(places, made, strict=True):
+                    store_record(f, four, records, p, p < self.k)
+                return
             if self.unit:
                 scales = f.gep(f.arg(args, 5), row, 4)
                 self._store_plane(f, places, made, f.gep(out, row * self.k, 2), scales)

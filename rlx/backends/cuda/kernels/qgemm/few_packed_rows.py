@@ -8,7 +8,9 @@ before they are scaled. Warps divide the columns; a lane loads four blocks of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
@@ -17,6 +19,7 @@ from rlx.backends.cuda.kernels.gemm.plan import BLOCKS
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run, words
 from rlx.backends.cuda.kernels.qgemm.digits import (
     DIGITS,
+    HAVE_BYTES,
     RECORD,
     SCALE_AT,
     Scale,
@@ -26,12 +29,14 @@ from rlx.backends.cuda.kernels.qgemm.digits import (
     whole_sum,
 )
 from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
+from rlx.ir.dtype import DType
 from rlx.ir.dtype import f32 as _F32
 from rlx.llvm.builder import Value, f32, i16, i32, i64
 from rlx.support.records import dataclass
 
 _BLOCKS = 4  # of 32 columns that a lane loads together
 _COLUMNS = 32 * _BLOCKS
+FEW_ROWS = 16  # of x, up to which there are kernels that keep all of its bits
 MANY = 264  # blocks that fill a GPU twice
 
 Pairs = list[list[Value]]
@@ -101,6 +106,13 @@ def few_packed_rows_for(
         warps = (8, 12, 16)
     fewest = min(warps, key=lambda w: -(-k // (_COLUMNS * w)))
     return FewPackedRows(scheme, m, k, epilogue, tiles, many, fewest, is_split)
+
+
+def takes_digits(op: Any, m: int, x: DType) -> bool:
+    """Whether a `packed_planes_matmul` of up to m rows has this kernel, which could have x split
+    before."""
+    suits = x is _F32 and op.scheme.name in HAVE_BYTES
+    return suits and 1 < m <= FEW_ROWS and not is_asked()
 
 
 class _Emitter:

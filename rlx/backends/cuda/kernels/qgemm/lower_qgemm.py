@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,13 @@ from rlx.backends.cuda.kernels.gemm.row_norm import RowNorm
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
 from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES, RECORD
-from rlx.backends.cuda.kernels.qgemm.few_packed_rows import few_packed_rows_for
+from rlx.backends.cuda.kernels.qgemm.few_packed_rows import (
+    FEW_ROWS,
+    few_packed_rows_for,
+    takes_digits,
+)
 from rlx.backends.cuda.kernels.qgemm.fragments import unit_of
 from rlx.backends.cuda.kernels.qgemm.packed_gemm import (
-    FEW_ROWS,
     PackedGemm,
     blocks_of,
     decodes,
@@ -213,14 +216,6 @@ def _unpacks(m: int, k: int, n: int) -> bool:
     return not is_asked() and m > FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
 
 
-def _splits(node: Node, m: int) -> bool:
-    """Whether a launch of its own splits a few rows into digits: weights are large."""
-    w, record = node.inputs[1], cast(Any, node.op)
-    size = int(w.shape.dims[0]) * int(node.inputs[0].shape.dims[-1])  # type: ignore[arg-type]
-    few = 1 < m <= FEW_ROWS and node.inputs[0].dtype is f32 and not is_asked()
-    return few and size >= _LARGE and record.scheme.name in HAVE_BYTES
-
-
 def _scratch(node: Node) -> int:
     """Digits of x; x in f16; or the decoded weight and its scales, and what a product of f16
     needs."""
@@ -230,7 +225,7 @@ def _scratch(node: Node) -> int:
     k, n = int(x.shape.dims[-1]), int(node.output.shape.dims[-1])  # type: ignore[arg-type]
     if decodes(record, m, n):
         return plan_packed(m, k, n, bool(record.gate)).bytes
-    if _splits(node, m):
+    if takes_digits(record, m, x.dtype):
         return m * (k // 32) * RECORD
     n = int(w.shape.dims[0])  # type: ignore[arg-type]
     if not m or not _unpacks(m, k, n):
@@ -262,6 +257,36 @@ def _unpacked(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> 
     return [unpack, *rows.launches([Scratch(node)], column_scales=scales)]
 
 
+def _few(node: Node, ctx: Context, epilogue: Epilogue, args: list[KernelArg]) -> list[KernelLaunch]:
+    """The product of a few rows. They are split before if weights are large, by the norm if there
+    is one, else by its blocks."""
+    x, w = node.inputs[:2]
+    record: Any = node.op
+    m, k, n = args[5], int(x.shape.dims[-1]), int(args[4])  # type: ignore[arg-type]
+    most, norm = ctx.upper(m), ctx.norms.get(x)  # type: ignore[arg-type]
+    is_large = int(w.shape.dims[0]) * k >= _LARGE  # type: ignore[arg-type]
+    splits = norm is not None or (is_large and takes_digits(record, most, x.dtype))
+    group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
+    few = few_packed_rows_for(record.scheme.name, group, k, n, epilogue, m != group, splits)
+    blocks = -(-most // group) * few.blocks(n)
+    if not splits:
+        return [KernelLaunch(few, args, blocks=blocks)]
+    if norm is None:
+        split = SplitDigits(k)
+        first = KernelLaunch(split, [*args[:2], Scratch(node), m], blocks=split.blocks(most))
+    else:
+        made: Any = norm.op
+        given, gamma = norm.inputs
+        kernel = RowNorm(
+            given.dtype, gamma.dtype, k, made.eps, are_fixed([gamma], ctx), digits=True
+        )
+        first = KernelLaunch(
+            kernel, [Pointer(given), k, Pointer(gamma), Scratch(node), m], blocks=most
+        )
+    rest = [Scratch(node), k // 32 * RECORD, *args[2:]]
+    return [first, KernelLaunch(few, rest, blocks=blocks)]
+
+
 def _decoded(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> list[KernelLaunch]:
     """The product by warps that decode weights to f16; x is rounded to f16, too."""
     x, w, *residual = node.inputs
@@ -277,7 +302,7 @@ def _decoded(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> l
     else:
         made: Any = norm.op
         given, gamma = norm.inputs
-        normed = RowNorm(given.dtype, gamma.dtype, k, made.eps, are_fixed([gamma], ctx), unit)
+        normed = RowNorm(given.dtype, gamma.dtype, k, made.eps, are_fixed([gamma], ctx), unit=unit)
         args = [Pointer(given), k, Pointer(gamma), rows, m, scales]
         first = KernelLaunch(normed, args, blocks=most)
     added = residual[0].dtype if residual else None
@@ -319,31 +344,22 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     epilogue = Epilogue(
         node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
     )
-    norm, given, more = norm_before(x, ctx)
+    fixed = is_asked()
+    has_bytes = x.dtype is f32 and scheme in HAVE_BYTES and not fixed
+    few = group > 1 and has_bytes
+    norm, given, more = (None, x, []) if few else norm_before(x, ctx)
     second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0
     ends = [Pointer(v) for v in (node.output, *residual)]
     args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
-    fixed = is_asked()
-    has_bytes = x.dtype is f32 and scheme in HAVE_BYTES and not fixed
     if ctx.cpu == HOPPER and m == 1 and has_bytes and (
         n * k * (2 if record.gate else 1) >= _LARGE
     ):  # fmt: skip
         stream = stream_gemv_for(scheme, k, n, epilogue, norm)
         if stream is not None:
             return [KernelLaunch(stream, args, blocks=stream.blocks)]
+    if few:
+        return _few(node, ctx, epilogue, args)
     groups = -(-ctx.upper(m) // group)
-    if group > 1 and has_bytes:
-        splits = _splits(node, ctx.upper(m))
-        few = few_packed_rows_for(scheme, group, k, n, epilogue, m != group, splits)
-        last = KernelLaunch(few, args, blocks=groups * few.blocks(n))
-        if not splits:
-            return [last]
-        split = SplitDigits(k)
-        first = KernelLaunch(
-            split, [Pointer(x), stride, Scratch(node), m], blocks=split.blocks(ctx.upper(m))
-        )
-        last.args = [Scratch(node), k // 32 * RECORD, *args[2:]]
-        return [first, last]
     many = m != group or fixed  # else one row is multiplied as integers, and only that
     kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, many, norm)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]

@@ -24,13 +24,13 @@ from rlx.backends.cuda.kernels.gemm.group_gemm import (
 )
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, estimated_cycles
 from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
+from rlx.backends.cuda.kernels.qgemm.few_packed_rows import FEW_ROWS
 from rlx.backends.cuda.kernels.qgemm.fragments import Fragments, Raw
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
 from rlx.ir.lir import aligned
 from rlx.llvm.builder import Value, f16, f32, i32, i64, vec
 from rlx.support.records import dataclass
 
-FEW_ROWS = 16  # of x, up to which there are kernels that keep all of its bits
 _ROWS = 128  # of the weight, of a tile: each of two groups of warps has 64
 _MULTIPLIERS = 256
 _WIDTHS = (256, 192, 128, 64)  # rows of x of a tile

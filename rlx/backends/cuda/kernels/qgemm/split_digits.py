@@ -48,18 +48,26 @@ class SplitDigits(BlockKernel):
         there = f.min(row.to(i64), count - 1)
         base = f.gep(x, there * stride, 4)
         values = load_run(f, base, column.to(i64), 4, _F32)
-        words, scale, total = split_by_eight(f, values)
-        record = there * (self.k // 32) + (column >> 5).to(i64)
-        to, number = f.gep(out, record * RECORD), f.lane32() & 7
+        records = f.gep(out, there * (self.k // 32 * RECORD))
+        store_record(f, values, records, column.to(i64), row.to(i64) < count)
 
-        def store() -> None:
-            place = f.gep(to, number.to(i64), 4)
-            for i in range(DIGITS):
-                f.store(words[i], place, 32 * i, align=4)
-            pair = f.join([scale, total])
-            f.if_(number.eq(0), lambda: f.store(pair, to, SCALE_AT, align=8))
 
-        f.if_(row.to(i64) < count, store)
+def store_record(
+    f: BlockFunction, values: list[Value], records: Value, column: Value, inside: Value
+) -> None:
+    """Store the digits of 32 numbers, four in each of eight neighbouring lanes, from this column
+    (i64) on, in a row's records."""
+    words, scale, total = split_by_eight(f, values)
+    to, number = f.gep(records, (column >> 5) * RECORD), f.lane32() & 7
+
+    def store() -> None:
+        place = f.gep(to, number.to(i64), 4)
+        for i in range(DIGITS):
+            f.store(words[i], place, 32 * i, align=4)
+        pair = f.join([scale, total])
+        f.if_(number.eq(0), lambda: f.store(pair, to, SCALE_AT, align=8))
+
+    f.if_(inside, store)
 
 
 def split_by_eight(

@@ -10,6 +10,7 @@ of the kernel behind are filled while this one ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
@@ -59,6 +60,7 @@ class StreamGemv(BlockKernel):
     rows: int
     slots: int
     blocks: int
+    sweeps: bool  # all teams together go over the rows, else each over some that follow each other
 
     @property
     def label(self) -> str:
@@ -90,9 +92,13 @@ class StreamGemv(BlockKernel):
         return -(-self.n // self.rows)
 
     @property
-    def block_items(self) -> int:
-        """Of a block, at most."""
-        return self.teams * (-(-self.items // (self.blocks * self.teams)))
+    def all_teams(self) -> int:
+        return self.blocks * self.teams
+
+    @property
+    def team_items(self) -> int:
+        """Of a team, at most."""
+        return -(-self.items // self.all_teams)
 
     # -- shared memory: mbarriers, sums of squares, sums of rows, x, slots ------------------------
 
@@ -106,7 +112,7 @@ class StreamGemv(BlockKernel):
 
     @property
     def records_at(self) -> int:
-        sums = 4 * self.block_items * self.halves * self.rows * self.split
+        sums = 4 * self.teams * self.team_items * self.halves * self.rows * self.split
         return -(-(self.sums_at + sums) // 128) * 128
 
     @property
@@ -130,7 +136,7 @@ class StreamGemv(BlockKernel):
 
 def stream_gemv_for(
     scheme: str, k: int, n: int, epilogue: Epilogue, norm: Norm | None = None,
-    warps: int = 0, rows: int = 0, room: int = _ROOM,
+    warps: int = 0, rows: int = 0, room: int = _ROOM, sweeps: bool = True,
 ) -> StreamGemv | None:  # fmt: skip
     """The kernel for these sizes, or None where rows are too long; `warps` (at most) and `rows` are
     chosen if they are 0."""
@@ -143,13 +149,12 @@ def stream_gemv_for(
     for count in (rows,) if rows else (8, 4, 2, 1):
         if count > n:
             continue
-        made = StreamGemv(scheme, k, n, epilogue, norm, teams, divide, own, count, 1, BLOCKS)
+        sizes = teams, divide, own, count, 1, BLOCKS
+        made = StreamGemv(scheme, k, n, epilogue, norm, *sizes, sweeps)
         left = room - made.slots_at - 16 * teams * _MOST_SLOTS
         slots = min(_MOST_SLOTS, left // (teams * made.slot_bytes))
         if slots >= 4 or (slots >= 2 and count in (1, rows)):
-            return StreamGemv(
-                scheme, k, n, epilogue, norm, teams, divide, own, count, slots, BLOCKS
-            )
+            return replace(made, slots=slots)
     return None
 
 
@@ -171,19 +176,24 @@ class _Emitter:
         self.full = self.team * (16 * kernel.slots)
         self.empty = self.full + 8 * kernel.slots
         self.ring = self.team * (kernel.slots * kernel.slot_bytes) + kernel.slots_at
-        self.block_first = self._first(f.i32(0))
-        self.first, self.last = self._first(self.team), self._first(self.team + 1)
+        self.first, self.count = self._items(self.team)
         last = kernel.k // _CHUNK - 1
         there = [(self.part + kernel.split * j) * WARP + self.lane for j in range(kernel.own)]
         self.inside = [c <= last for c in there]
         self.chunks = [f.min(c, last) for c in there]
 
-    def _first(self, team: Value) -> Value:
-        """The first item of a team of this block."""
-        kernel = self.kernel
-        number = self.f.block_number() * kernel.teams + team
-        whole = number.to(i64) * kernel.items
-        return whole.udiv(kernel.blocks * kernel.teams).to(i32)
+    def _items(self, team: Value) -> tuple[Value, Value]:
+        """The first item of a team of this block, and how many it has."""
+        f, kernel = self.f, self.kernel
+        number = f.block_number() * kernel.teams + team
+        if kernel.sweeps:
+            return number, (f.max(kernel.items - 1 - number, -1) + kernel.all_teams).udiv(
+                kernel.all_teams
+            )
+        first, last = (
+            (n.to(i64) * kernel.items).udiv(kernel.all_teams).to(i32) for n in (number, number + 1)
+        )
+        return first, last - first
 
     def emit(self) -> None:
         f, kernel = self.f, self.kernel
@@ -194,7 +204,7 @@ class _Emitter:
 
         def body(item: Value, slot: Value, parity: Value) -> list[Value]:
             if kernel.split > 1:  # the slot of the item before is free by now, or soon
-                self._refill(item - 1, *self._before(slot, parity), item > self.first)
+                self._refill(item - 1, *self._before(slot, parity), item > 0)
             f.wait_phase(self.full + slot * 8, parity)
             sums = self._multiply(self.ring + slot * kernel.slot_bytes, operands)
             f.warp_barrier()
@@ -206,7 +216,7 @@ class _Emitter:
             is_last = slot.eq(kernel.slots - 1)
             return [f.select(is_last, f.i32(0), slot + 1), parity ^ is_last.to(i32, signed=False)]
 
-        f.loop(self.first, self.last, f.i32(1), [f.i32(0), f.i32(0)], body)
+        f.loop(f.i32(0), self.count, f.i32(1), [f.i32(0), f.i32(0)], body)
         f.barrier()
         self._finish()
 
@@ -219,24 +229,29 @@ class _Emitter:
             f.init_mbarrier(self.empty + 8 * i, kernel.split)
         f.fence_mbarriers()
         for slot in f.range(f.i32(0), f.i32(kernel.slots), f.i32(1)):
-            item = self.first + slot
-            f.if_(item < self.last, partial(self._copy, item, slot))
-        few = self.last - self.first <= kernel.slots
-        f.if_(few, f.let_next_start)
+            f.if_(slot < self.count, partial(self._copy, slot, slot))
+        f.if_(self.count <= kernel.slots, f.let_next_start)
 
     def _copy(self, item: Value, slot: Value) -> None:
-        """Fill a slot with the rows of an item."""
+        """Fill a slot with the rows of an item of this team."""
         f, kernel = self.f, self.kernel
         size, full = kernel.rows * kernel.row_bytes, self.full + slot * 8
         f.expect_bytes(full, kernel.slot_bytes)
         to = self.ring + slot * kernel.slot_bytes
         for half, weight in enumerate(self.weights):
-            source = f.gep(weight, self._row(item).to(i64) * kernel.row_bytes)
+            source = f.gep(weight, self._row(self.first, item).to(i64) * kernel.row_bytes)
             f.copy_bytes(to + half * size, source, size, full)
 
-    def _row(self, item: Value) -> Value:
-        """The first row of an item: the last one shares rows with the one before."""
-        return self.f.min(item * self.kernel.rows, self.kernel.n - self.kernel.rows)
+    def _row(self, first: Value, item: Value) -> Value:
+        """The first row of an item of a team: the last of all shares rows with that before."""
+        kernel = self.kernel
+        number = first + item * (kernel.all_teams if kernel.sweeps else 1)
+        return self.f.min(number * kernel.rows, kernel.n - kernel.rows)
+
+    def _place(self, team: Value, item: Value) -> Value:
+        """The place of an item of a team among those of the block."""
+        kernel = self.kernel
+        return item * kernel.teams + team if kernel.sweeps else team * kernel.team_items + item
 
     def _refill(self, item: Value, slot: Value, parity: Value, also: Value | None) -> None:
         """Copy what comes into the slot of an item after it. With the last copy of all, the kernel
@@ -248,9 +263,9 @@ class _Emitter:
             if kernel.split > 1:
                 f.wait_phase(self.empty + slot * 8, parity)
             self._copy(behind, slot)
-            f.if_((behind + 1).eq(self.last), f.let_next_start)
+            f.if_((behind + 1).eq(self.count), f.let_next_start)
 
-        wanted = self.is_leader & (behind < self.last)
+        wanted = self.is_leader & (behind < self.count)
         f.if_(wanted if also is None else wanted & also, copy)
 
     def _before(self, slot: Value, parity: Value) -> tuple[Value, Value]:
@@ -429,7 +444,7 @@ class _Emitter:
         f, kernel = self.f, self.kernel
         value, spread = scatter_sums(f, sums, self.lane)
         number = self.lane.udiv(spread)
-        own = (item - self.block_first) * len(sums) + number
+        own = self._place(self.team, item) * len(sums) + number
         place = (own * kernel.split + self.part) * 4 + kernel.sums_at
         keeps = (self.lane & spread - 1).eq(0) & (number < len(sums))
         f.if_(keeps, lambda: f.store_shared(value, place))
@@ -438,18 +453,30 @@ class _Emitter:
         """Add up the warps of the teams, and store: a thread has a row."""
         f, kernel = self.f, self.kernel
         factor = self._factor()
-        count = (self._first(f.i32(kernel.teams)) - self.block_first) * kernel.rows
+        count = f.i32(kernel.teams * kernel.team_items * kernel.rows)
         for number in f.range(f.thread(), count, f.i32(kernel.threads)):
-            item = number.udiv(kernel.rows)
-            row = number - item * kernel.rows
-            totals = [
-                self._total(item * kernel.halves * kernel.rows + row + half * kernel.rows)
-                for half in range(kernel.halves)
-            ]
-            if factor is not None:
-                totals = [v * factor for v in totals]
-            column = (self._row(self.block_first + item) + row).to(i64)
-            self.out.store(totals[0], totals[1] if kernel.epilogue.pair else None, column, column)
+            place = number.udiv(kernel.rows)
+            row = number - place * kernel.rows
+            if kernel.sweeps:
+                item = place.udiv(kernel.teams)
+                team = place - item * kernel.teams
+            else:
+                team = place.udiv(kernel.team_items)
+                item = place - team * kernel.team_items
+            first, items = self._items(team)
+            column = self._row(first, item) + row
+            f.if_(item < items, partial(self._finish_row, place, row, column, factor))
+
+    def _finish_row(self, place: Value, row: Value, column: Value, factor: Value | None) -> None:
+        kernel = self.kernel
+        totals = [
+            self._total((place * kernel.halves + half) * kernel.rows + row)
+            for half in range(kernel.halves)
+        ]
+        if factor is not None:
+            totals = [v * factor for v in totals]
+        at = column.to(i64)
+        self.out.store(totals[0], totals[1] if kernel.epilogue.pair else None, at, at)
 
     def _total(self, number: Value) -> Value:
         f, kernel = self.f, self.kernel
