@@ -297,6 +297,31 @@ def a_scan_queues_all_iterations() -> None:
 
 
 @layer
+def operands_of_loops_that_are_not_aligned() -> None:
+    """They begin at the second of some numbers."""
+
+    def step(g: Graph, h: Any, x: Any, w: Any) -> Any:
+        h = g.add(h, g.matmul(x, g.transpose(w, (1, 0))))
+        return h, g.mul(h, 0.5)
+
+    def build(g: Graph) -> Any:
+        body = make_body(step, [3, 24], [3, 40], [24, 40])
+        flat = [g.input(name, [1 + size]) for name, size in (("x", 720), ("w", 960))]
+        x, w = (
+            g.reshape(g.narrow(v, axis=0, start=1, length=n), dims)
+            for v, n, dims in zip(flat, (720, 960), ([6, 3, 40], [24, 40]), strict=True)
+        )
+        return g.scan(g.input("h", [3, 24]), x, w, body=body, n_carry=1, n_xs=1)
+
+    graph = graph_of(build)
+    made = compiled(graph)
+    data = {"h": random(3, 24), "x": random(721, seed=1), "w": random(961, seed=2)}
+    for got, want in zip(made.run(data), evaluate(graph, data), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+    on_device(made)
+
+
+@layer
 def an_index_out_of_range_in_a_loop_is_an_error() -> None:
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -53,7 +53,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.op import lookup
 from rlx.ir.quant.blocks import LAYOUTS
-from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode, encode
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
 from rlx.specialize.options import CompileOptions
@@ -256,6 +256,38 @@ def test_packed_experts_are_decoded_some_at_a_time(
     want = np.einsum("tk,tnk->tn", x.astype(np.float64), decode(scheme, packed)[ids])
     got = made.run(x=x, e=ids)[0]
     assert np.linalg.norm(got - want) < 2**-11 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["int8", "int8_b32", "int4_b64", "int8_asym", "int4_b32_asym", "int8_b48", "int4_b16_asym"],
+)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_integers_with_scales_beside_them(backend: CudaBackend, name: str, rows: int) -> None:
+    """They are laid out as types of GGUF that have such parts; zero points become minima."""
+    k, scheme = 192, QuantScheme.parse(name)
+    packed = encode(scheme, draw(1, 38, k))
+    parts = [p for p in (packed.data, packed.scale, packed.zp) if p is not None]
+
+    def build(g: Graph) -> Any:
+        names = ("w", "scale", "zero")
+        w, *sides = (
+            g.param(n, list(p.shape), DType.of(p.dtype)) for n, p in zip(names, parts, strict=False)
+        )
+        x, ids = g.input("x", [rows, k]), g.input("i", [3], "i32")
+        return (
+            g.dequant_matmul(x, w, *sides, scheme=scheme),
+            g.dequant_gather(w, ids, *sides, scheme=scheme),
+        )
+
+    assert sorted(labels(backend, build)) == ["dequant_gather", f"gemv({rows}x{k})"]
+    made = compiled(backend, build)
+    made.set_params(dict(zip(("w", "scale", "zero"), parts, strict=False)))
+    x, ids, weights = draw(9, rows, k), np.array([37, 0, 7], np.int32), decode(scheme, *parts)
+    got = made.run(x=x, i=ids)
+    np.testing.assert_allclose(got[1], weights[ids], rtol=0, atol=2**-20 * np.abs(weights).max())
+    want = x.astype(np.float64) @ weights.astype(np.float64).T
+    assert np.linalg.norm(got[0] - want) < 2**-18 * np.linalg.norm(want)
 
 
 # -- products of two f32 matrices ------------------------------------------------------------------

@@ -6,6 +6,8 @@ A node without a launch of its own that has no decomposition either runs on the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rlx.backends.cuda.append import Append, Appends
 from rlx.backends.cuda.launches import Counters, KernelArg, KernelLaunch
 from rlx.backends.lowering import Layouts, LoweringTable, PlanContext, nodes_to_lower
@@ -18,15 +20,21 @@ from rlx.ir.ops.composite import decomposed
 class Context(PlanContext):
     """What a lowering may ask about its surroundings."""
 
-    def __init__(self, lir: Lir, cpu: str) -> None:
-        """`cpu` is the name of the GPU that kernels are made for."""
+    def __init__(self, lir: Lir, cpu: str, displaced: Collection[Value] = ()) -> None:
+        """`cpu` is the name of the GPU that kernels are made for; `displaced` values may begin at
+        any element."""
         super().__init__(lir)
-        self.cpu = cpu
+        self.cpu, self._displaced = cpu, frozenset(displaced)
         self._appends = Appends(lir)
         self._users = lir.graph.users()
         self._positions = {node: i for i, node in enumerate(lir.graph.nodes)}
         self.norms: dict[Value, Node] = {}  # norms that the reader of their result computes
         self.absorbed: set[Node] = set()  # nodes whose work other launches do
+
+    def offset(self, value: Value) -> Dim:
+        """As that of all plans; that of a displaced value is no multiple of any number."""
+        found = super().offset(value)
+        return found + 1 if self.lir.home(value)[0] in self._displaced else found
 
     def users(self, value: Value) -> list[Node]:
         return self._users.get(value, [])
@@ -64,9 +72,11 @@ def runs_on_host(node: Node) -> bool:
     return decomposed(node.op, tuple([v.shape for v in node.inputs])) is None
 
 
-def lower_graph(lir: Lir, cpu: str = "sm_90a") -> list[KernelLaunch]:
+def lower_graph(
+    lir: Lir, cpu: str = "sm_90a", displaced: Collection[Value] = ()
+) -> list[KernelLaunch]:
     """The launches of all nodes, in schedule order, for a GPU of this name."""
-    ctx, launches = Context(lir, cpu), list[KernelLaunch]()
+    ctx, launches = Context(lir, cpu, displaced), list[KernelLaunch]()
     for node in nodes_to_lower(lir):
         if node in ctx.absorbed:
             continue

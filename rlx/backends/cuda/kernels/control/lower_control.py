@@ -9,6 +9,7 @@ and of carried values, which are double-buffered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from rlx.backends.cuda.kernels.control.loop_kernels import (
@@ -26,6 +27,7 @@ from rlx.backends.cuda.kernels.control.subgraphs import (
     has_kernels,
     plan_subgraph,
 )
+from rlx.backends.cuda.kernels.gemm.problem import ALIGNMENT, is_aligned
 from rlx.backends.cuda.launches import (
     ArgAddress,
     Branch,
@@ -36,7 +38,7 @@ from rlx.backends.cuda.launches import (
     Repeat,
     While,
 )
-from rlx.backends.cuda.lowering import Context, lowers
+from rlx.backends.cuda.lowering import Context, is_multiple, lowers
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
@@ -74,11 +76,18 @@ def lower_cond(node: Node, ctx: Context) -> list[KernelLaunch]:
     results = [Pointer(v) for v in node.outputs]
 
     def branch(body: Body) -> list[KernelLaunch]:
-        return Subgraph(node, plan_subgraph(body, node), 0, operands, results).launches()
+        displaced = _displaced(node.inputs[1:], ctx)
+        lir = plan_subgraph(body, node)
+        return Subgraph(node, lir, 0, operands, results, displaced).launches()
 
     then, otherwise = branch(op.then), branch(op.otherwise)
     jump = _jump(node, Branch(len(then), len(otherwise)))
     return [_told(flag), jump, *then, *otherwise]
+
+
+def _displaced(operands: Sequence[Tensor], ctx: Context) -> list[int]:
+    """The operands that do not begin at multiples of 16 bytes."""
+    return [i for i, v in enumerate(operands) if not is_aligned(v, ctx)]
 
 
 def _copies(copies: Sequence[KernelArg]) -> KernelLaunch:
@@ -96,13 +105,18 @@ class _Loop:
     turns. One that the body passes through unchanged stays where it is.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, ctx: Context | None = None) -> None:
+        """Without a context, to know the size alone."""
         op: Any = node.op
         self.node, self.n_carry = node, op.n_carry
+        self.displaced = [] if ctx is None else _displaced(node.inputs, ctx)
         inputs = [n.output for n in op.body.graph.sources("input")]
         outputs = op.body.graph.outputs
         self.changed = [i for i in range(op.n_carry) if outputs[i] is not inputs[i]]
         self.xs = node.inputs[op.n_carry :][: op.n_xs] if isinstance(op, Scan) else ()
+        for i, x in enumerate(self.xs, start=op.n_carry):
+            if not is_multiple(_slice_bytes(x), ALIGNMENT):
+                self.displaced.append(i)
         self.ys = node.outputs[op.n_carry :]
         results = [*self.changed, *range(op.n_carry, len(outputs))]
         self.plans = {"body": plan_subgraph(op.body, node, results)}
@@ -139,7 +153,8 @@ class _Loop:
         return len(self.xs) + len(self.ys) + 2 * position
 
     def subgraph(self, name: str, outputs: Sequence[Location]) -> Subgraph:
-        return Subgraph(self.node, self.plans[name], self.start, self.operands, outputs)
+        plan = self.plans[name]
+        return Subgraph(self.node, plan, self.start, self.operands, outputs, self.displaced)
 
     def last(self, updates: list[ArgUpdate]) -> KernelLaunch:
         """Copy carried values to the results; most are there already."""
@@ -183,7 +198,7 @@ def _loop_scratch(node: Node) -> int:
 @lowers("while_loop", when=_is_native, scratch=_loop_scratch, strided=False)
 def lower_while(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
-    loop = _Loop(node)
+    loop = _Loop(node, ctx)
     flag = Scratch(node, loop.flag)
     condition, body = loop.subgraph("condition", [flag]), loop.subgraph("body", loop.results)
     test, iteration = [*condition.launches(), _told(flag)], body.launches()
@@ -198,7 +213,7 @@ def lower_while(node: Node, ctx: Context) -> list[KernelLaunch]:
 @lowers("scan", when=_is_native, scratch=_loop_scratch, strided=False)
 def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
-    loop = _Loop(node)
+    loop = _Loop(node, ctx)
     length: Dim = loop.xs[0].shape.dims[0] if loop.xs else op.length
     slices = [_slice(v, length, op.reverse) for v in (*loop.xs, *loop.ys)]
     body = loop.subgraph("body", loop.results)
@@ -212,9 +227,12 @@ def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
 
 def _slice(value: Tensor, length: Dim, reverse: bool) -> tuple[KernelArg, KernelArg]:
     """The address of the first iteration's slice, and the bytes from one slice to the next."""
-    size: Dim = 1
-    for d in value.shape.dims[1:]:
-        size = size * d
+    size = _slice_bytes(value)
     if reverse:
-        return Pointer(value, (length - 1) * size), -(size * value.dtype.bytes)
-    return Pointer(value), size * value.dtype.bytes
+        return Pointer(value, (length - 1) * (size // value.dtype.bytes)), -size
+    return Pointer(value), size
+
+
+def _slice_bytes(value: Tensor) -> Dim:
+    """Bytes of what an iteration has of a value."""
+    return prod(value.shape.dims[1:], start=1) * value.dtype.bytes

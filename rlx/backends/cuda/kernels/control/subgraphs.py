@@ -6,7 +6,7 @@ induction pointer: the loop header updates the args that hold it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 
@@ -77,21 +77,23 @@ def _planned(body: Body, outputs: tuple[int, ...], bounds: tuple[tuple[str, int]
 
 @dataclass
 class Subgraph:
-    """A planned subgraph of `node`: the offset of its arena in the node's scratch memory, and the
-    locations of its inputs and outputs."""
+    """A planned subgraph of `node`: the offset of its arena in the node's scratch memory, the
+    locations of its inputs and outputs, and the numbers of inputs that may begin at any element."""
 
     node: Node
     lir: Lir
     start: int
     inputs: Sequence[Location]
     outputs: Sequence[Location]
+    displaced: Collection[int] = ()
     updates: list[ArgUpdate] = field(default_factory=list)
 
     def launches(self) -> list[KernelLaunch]:
         inputs = [n.output for n in self.lir.inputs]
         locations = dict(zip(inputs, self.inputs, strict=True))
         locations |= dict(zip(self.lir.outputs, self.outputs, strict=True))
-        launches = merge_launches(lower_graph(self.lir, _CPU), self.lir)
+        displaced = [inputs[i] for i in self.displaced]
+        launches = merge_launches(lower_graph(self.lir, _CPU, displaced), self.lir)
         for launch in launches:
             pairs = enumerate(launch.args)
             launch.args = [self._arg(launch, i, a, locations) for i, a in pairs]

@@ -54,7 +54,7 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Array, Op, lookup, op
 from rlx.ir.ops._common import require_indices, rounded
 from rlx.ir.ops.matmul import widened
-from rlx.ir.quant.scheme import QuantScheme
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.ir.shape import Shape
 
 _FLOATS = ("f32", "bf16", "f16")
@@ -63,17 +63,21 @@ _PACKED = ("dequant_matmul", "dequant_gather", "dequant_grouped_matmul")
 
 @op("split_blocks", runs_in_prepare=True)
 class SplitBlocks(Op):
-    """Rows of blocks [n, row] as rows of parts: see `row_planes`."""
+    """Rows of blocks [n, row], or of integers and their scales, as rows of parts: see
+    `row_planes`."""
 
     scheme: QuantScheme
 
-    def infer(self, w: Shape) -> Shape:
+    def infer(self, w: Shape, *sides: Shape) -> Shape:
         k = self.scheme.row_elements(int(w.dims[1]))  # type: ignore[arg-type]
-        if w.rank != 2 or not row_planes.suits(self.scheme.name, k):
+        name = row_planes.layout_of(self.scheme)
+        if w.rank != 2 or not row_planes.suits(name, k):
             raise ShapeError("no such layout of a weight", got=f"{w} {self.scheme}")
-        return Shape((w.dims[0], row_planes.offsets(self.scheme.name, k)[1]), u8)
+        return Shape((w.dims[0], row_planes.offsets(name, k)[1]), u8)
 
-    def reference(self, w: Array) -> Array:
+    def reference(self, w: Array, *sides: Array) -> Array:
+        if sides:
+            return row_planes.join_sides(self.scheme, w, *sides)
         return row_planes.split_blocks(self.scheme.name, w)
 
 
@@ -141,15 +145,19 @@ def _is_packed(node: Node) -> bool:
     record: Any = node.op
     weight = node.inputs[0 if record.name == "dequant_gather" else 1]
     scheme: QuantScheme = record.scheme
-    if not _is_param_only(weight) or scheme.name not in row_planes.PARTS:
+    name, sides = row_planes.layout_of(scheme), _sides(node)
+    if not all(map(_is_param_only, (weight, *sides))):
         return False
     row = weight.shape.dims[-1]
     floats = all(v.dtype.name in _FLOATS for v in (node.inputs[0], node.output) if v is not weight)
     if record.name == "dequant_gather":
         floats = True
-    return floats and isinstance(row, int) and scheme.packed_dtype == "u8" and (
-        row_planes.suits(scheme.name, scheme.row_elements(row))
-    )  # fmt: skip
+    return floats and isinstance(row, int) and row_planes.suits(name, scheme.row_elements(row))
+
+
+def _sides(node: Node) -> tuple[Value, ...]:
+    """Scales, and zero points, that lie beside the weight."""
+    return node.inputs[3 if node.op.name == "dequant_grouped_matmul" else 2 :]
 
 
 def _is_param_only(value: Value) -> bool:
@@ -172,13 +180,13 @@ def lay_out_packed(graph: Graph) -> Graph:
     made: dict[Value, Value] = {}
     order: list[Node] = []
 
-    def split(weight: Value, scheme: QuantScheme) -> Value:
+    def split(weight: Value, scheme: QuantScheme, sides: tuple[Value, ...]) -> Value:
         if weight not in made:
             with graph.origin(weight.node.origin.touched("layout")):
-                count, rows = len(graph.nodes), weight
+                count, parts = len(graph.nodes), [weight, *sides]
                 if weight.shape.rank == 3:  # those of experts, one behind the other
-                    rows = graph.reshape(weight, shape=(-1, weight.shape.dims[2]))
-                made[weight] = graph.append(lookup("split_blocks")(scheme=scheme), (rows,))
+                    parts = [graph.reshape(p, shape=(-1, p.shape.dims[2])) for p in parts]
+                made[weight] = graph.append(lookup("split_blocks")(scheme=scheme), tuple(parts))
             order.extend(graph.nodes[count:])
             del graph.nodes[count:]
         return made[weight]
@@ -186,20 +194,21 @@ def lay_out_packed(graph: Graph) -> Graph:
     for node in list(graph.nodes):
         if node.op.name in _PACKED and _is_packed(node):
             record: Any = node.op
+            sides, layout = _sides(node), GGUF_SCHEMES[row_planes.layout_of(record.scheme)]
             if record.name == "dequant_grouped_matmul":
-                x, w, ids = node.inputs
-                node.inputs = (x, split(w, record.scheme), ids)
+                x, w, ids = node.inputs[:3]
+                node.inputs = (x, split(w, record.scheme, sides), ids)
                 node.op = PackedPlanesGroupedMatMul(
-                    scheme=record.scheme,
+                    scheme=layout,
                     experts=int(w.shape.dims[0]),  # type: ignore[arg-type]
                 )
             elif record.name == "dequant_matmul":
-                node.inputs = (node.inputs[0], split(node.inputs[1], record.scheme))
-                node.op = PackedPlanesMatMul(scheme=record.scheme)
+                node.inputs = (node.inputs[0], split(node.inputs[1], record.scheme, sides))
+                node.op = PackedPlanesMatMul(scheme=layout)
             else:
                 k = record.scheme.row_elements(node.inputs[0].shape.dims[1])
-                node.inputs = (split(node.inputs[0], record.scheme), node.inputs[1])
-                node.op = PackedPlanesGather(scheme=record.scheme, k=k)
+                node.inputs = (split(node.inputs[0], record.scheme, sides), node.inputs[1])
+                node.op = PackedPlanesGather(scheme=layout, k=k)
         order.append(node)
     graph.nodes = order
     for position, node in enumerate(order):

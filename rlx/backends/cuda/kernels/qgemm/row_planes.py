@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.quant.scheme import GGUF_SCHEMES
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 
 Array = Any
 _BLOCKS = {
@@ -44,6 +44,21 @@ for _name, _run in RUNS.items():
     _floats = 4 * 256 // _run
     _more = (("minima", _floats),) if _name in MINIMA else ()
     PARTS[_name] = (("quants", 256), ("scales", _floats), *_more)
+
+
+# layouts of integers whose scales lie beside them, by the length of a run and whether there are
+# zero points: those of types with the same parts
+_BESIDE = {(32, False): "Q8_K", (32, True): "Q5_1", (16, False): "Q3_K", (16, True): "Q2_K"}
+
+
+def layout_of(scheme: QuantScheme) -> str:
+    """The name of the layout of a scheme's weights, a key of `PARTS`; empty if there is none."""
+    if scheme.ggml_type is not None:
+        return scheme.name if scheme.name in PARTS else ""
+    block = scheme.block or 32
+    if not scheme.has_scale or scheme.packed_dtype not in ("i8", "u8") or block % 16:
+        return ""
+    return _BESIDE[16 if block % 32 else 32, scheme.has_zero_point]
 
 
 def suits(scheme: str, k: int) -> bool:
@@ -82,19 +97,38 @@ def _unpacked(scheme: str, w: Array) -> Array:
     from rlx.ir.quant.codecs import blocks  # decoders of all types
 
     k = GGUF_SCHEMES[scheme].row_elements(w.shape[1])
-    places, total = offsets(scheme, k)
-    out = np.zeros((len(w), total), np.uint8)
+    out = np.zeros((len(w), offsets(scheme, k)[1]), np.uint8)
     for first in range(0, len(w), 1024):
-        quants, scale, minimum = blocks.split_rows(GGUF_SCHEMES[scheme], w[first : first + 1024])
-        parts = {"quants": quants, "scales": scale}
-        parts |= {} if minimum is None else {"minima": minimum}
-        for name, part in parts.items():
-            if name != "quants":  # of shorter runs
-                part = np.repeat(part, k // RUNS[scheme] // part.shape[1], axis=1)
-            flat = np.ascontiguousarray(part).view(np.uint8)
-            at = places[name]
-            out[first : first + len(flat), at : at + flat.shape[1]] = flat
+        rows = slice(first, first + 1024)
+        _join(scheme, k, out[rows], *blocks.split_rows(GGUF_SCHEMES[scheme], w[rows]))
     return out
+
+
+def join_sides(scheme: QuantScheme, w: Array, scale: Array, zero: Array | None = None) -> Array:
+    """Rows of integers whose scales lie beside them as bytes and f32."""
+    k, name = scheme.row_elements(w.shape[1]), layout_of(scheme)
+    quants = w
+    if scheme.packed_dtype == "u8":
+        quants = np.stack([w & 15, w >> 4], -1).reshape(len(w), k).astype(np.int8)
+        quants -= np.int8(0 if scheme.has_zero_point else 8)
+    minimum = None if zero is None else scale * zero.astype(np.float32)
+    out = np.zeros((len(w), offsets(name, k)[1]), np.uint8)
+    _join(name, k, out, quants, scale, minimum)
+    return out
+
+
+def _join(
+    name: str, k: int, out: Array, quants: Array, scale: Array, minimum: Array | None
+) -> None:
+    """Write the parts of rows; scales and minima are of runs that may be longer than those of the
+    layout."""
+    places = offsets(name, k)[0]
+    parts = {"quants": quants, "scales": scale, **({} if minimum is None else {"minima": minimum})}
+    for part, data in parts.items():
+        if part != "quants":
+            data = np.repeat(data, k // RUNS[name] // data.shape[1], axis=1).astype(np.float32)
+        flat = np.ascontiguousarray(data).view(np.uint8)
+        out[:, places[part] : places[part] + flat.shape[1]] = flat
 
 
 def decoded(scheme: str, rows: Array, k: int) -> Array:
