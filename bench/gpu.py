@@ -433,7 +433,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
     parser.add_argument(
         "--parts",
-        default="gemv,bandwidth,gemm,attention,f32,conv,model,long,batches,start,invariant",
+        default="gemv,bandwidth,gemm,attention,f32,conv,model,long,batches,start,invariant,"
+        "constrained",
     )
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
