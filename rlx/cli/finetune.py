@@ -296,7 +296,8 @@ def _summary(name: str, found: FineTuned, seconds: float, dora: bool) -> None:
         )
     best = f", evaluation {history.best:.4f}" if history.best is not None else ""
     console.note(
-        f"{len(losses)} steps, {_duration(seconds)}: loss {losses[0]:.4f} to {losses[-1]:.4f}{best}"
+        f"{len(losses)} steps, {_duration(seconds)}: loss {losses[0]:.4f} to "
+        f"{history.smoothed():.4f}{best}"
     )
     if found.merged is not None:
         console.note(f"merged: {found.merged}")

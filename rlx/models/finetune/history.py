@@ -80,6 +80,7 @@ class History:
         return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
     def smoothed(self, last: int = 20) -> float:
+        """The mean of the last losses: that of one step depends on its batch."""
         recent = self.losses[-last:]
         return sum(recent) / max(len(recent), 1)
 
