@@ -314,9 +314,8 @@ _MIN_UNITS = 2  # units of work per worker, at least
 
 
 def suits_twice(target: Target, k: int, n: int) -> bool:
-    """Whether two levels are faster than one, for a weight that suits one. Where a core starts two
-    multiply-adds of 512 bits in a cycle, the more additions cost more than they save: 1,024 tokens
-    of MiniLM take a core of Zen 5 95.1 ms by plain GEMM, 89.7 by one level, 92.6 by two."""
+    """Whether two levels are faster than one, for a weight that suits one. They are not on Zen 5:
+    1,024 tokens of MiniLM take a core 95.1 ms by plain GEMM, 89.7 by one level, 92.6 by two."""
     if target.cpu == "znver5":
         return False
     g = tall_tile(target)
