@@ -23,7 +23,7 @@ ROWS, QUICK_ROWS = (2, 8, 16, 64, 512), (8, 64, 512)
 SHAPES = ((6144, 1024), (1024, 3072), (12288, 4096))
 _REPEAT, _SAMPLE = 10, 256
 _SETTINGS = (  # warps at most, rows of a slot (0: as chosen), KB of shared memory
-    (0, 0, 112), (8, 0, 112), (12, 3, 112), (12, 4, 112), (16, 4, 112), (8, 2, 112), (16, 0, 226),
+    (0, 0, 112), (8, 0, 112), (12, 3, 112), (12, 4, 112), (16, 4, 112), (16, 0, 226), (8, 0, 226),
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ class Settings:
         plain, n, k = Epilogue(f32), self.n, self.k
         self.kernels["in registers"] = gemv_for(PackedRows(self.kind), f32, 1, k, n, plain)
         for number, (warps, rows, room) in enumerate(_SETTINGS):
-            ways = (True, False) if number < 2 else (True,)
+            ways = (True, False) if number < 2 or room > 112 else (True,)
             sizes = warps, rows, room << 10
             for made in (stream_gemv_for(self.kind, k, n, plain, None, *sizes, s) for s in ways):
                 if made is not None and made not in self.kernels.values():
