@@ -53,14 +53,11 @@ class Settings:
 
         plain, n, k = Epilogue(f32), self.n, self.k
         self.kernels["in registers"] = gemv_for(PackedRows(self.kind), f32, 1, k, n, plain)
-        for number, (warps, rows, room) in enumerate(_SETTINGS):
-            ways = (True, False) if number < 2 or room > 112 else (True,)
-            sizes = warps, rows, room << 10
-            for made in (stream_gemv_for(self.kind, k, n, plain, None, *sizes, s) for s in ways):
-                if made is not None and made not in self.kernels.values():
-                    form = f"{made.warps} warps, {made.rows} rows, {made.slots} slots"
-                    way = "" if made.sweeps else ", each team by itself"
-                    self.kernels[f"{form}, {made.shared >> 10} KB{way}"] = made
+        for warps, rows, room in _SETTINGS:
+            made = stream_gemv_for(self.kind, k, n, plain, None, warps, rows, room << 10)
+            if made is not None and made not in self.kernels.values():
+                form = f"{made.warps} warps, {made.rows} rows, {made.slots} slots"
+                self.kernels[f"{form}, {made.shared >> 10} KB"] = made
 
     def timed(self, name: str) -> Callable[[], float]:
         """A function that gives the seconds of a product."""

@@ -77,17 +77,14 @@ def test_rows_stream_through_shared_memory(
     assert np.abs(made.run(x=x)[0] - want).max() <= 2e-6 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("sweeps", [True, False])
 @pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
-def test_slots_are_filled_again(
-    backend: CudaBackend, streams: None, name: str, sweeps: bool
-) -> None:
+def test_slots_are_filled_again(backend: CudaBackend, streams: None, name: str) -> None:
     """Few slots and many items: teams of one warp, and of two, go around them several times."""
     for k, room in ((512, 12 << 10), (2048, 24 << 10)):
         packed = drawn_blocks(name, 150, k, 2)
 
         def build(*given: Any, room: int = room) -> StreamGemv | None:
-            return stream_gemv_for(*given, warps=2, rows=2, room=room, sweeps=sweeps)
+            return stream_gemv_for(*given, warps=2, rows=2, room=room)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lower_qgemm, "stream_gemv_for", build)

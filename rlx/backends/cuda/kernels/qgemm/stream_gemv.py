@@ -1,7 +1,8 @@
 """Products of one row with large packed weights: rows stream through shared memory (Hopper).
 
-One block stays on each multiprocessor, and leaves room for one of the kernel behind. Its warps are
-teams; the warps of a team divide the columns. A lane keeps its columns of x as digits in registers
+One block stays on each multiprocessor, and leaves room for one of the kernel behind unless the
+weight is so large that a longer ring gains more. Its warps are teams, which go over the rows
+together; the warps of a team divide the columns. A lane keeps its columns of x as digits in registers
 and takes them times all rows of the team. One thread of a team copies the rows, which follow each
 other in memory, to a ring of slots: what is under way does not take registers, and the first slots
 of the kernel behind are filled while this one ends.
@@ -36,7 +37,8 @@ from rlx.support.records import dataclass
 _CHUNK = 32  # columns that a lane has
 _MOST_RECORDS = 16 << 10  # bytes
 _MOST_WARPS = 16
-_ROOM = 112 << 10  # bytes of shared memory, of which a multiprocessor has twice as much
+_ROOM, _WHOLE = 112 << 10, 226 << 10  # bytes of shared memory: half of a multiprocessor, and all
+_LARGE = 1 << 25  # numbers of weights from which on a block that has all of it is faster
 _MOST_SLOTS = 16
 _MOST_OWN = 2  # chunks of a lane, whose digits lie in registers
 
@@ -60,7 +62,6 @@ class StreamGemv(BlockKernel):
     rows: int
     slots: int
     blocks: int
-    sweeps: bool  # all teams together go over the rows, else each over some that follow each other
 
     @property
     def label(self) -> str:
@@ -136,21 +137,23 @@ class StreamGemv(BlockKernel):
 
 def stream_gemv_for(
     scheme: str, k: int, n: int, epilogue: Epilogue, norm: Norm | None = None,
-    warps: int = 0, rows: int = 0, room: int = _ROOM, sweeps: bool = True,
+    warps: int = 0, rows: int = 0, room: int = 0,
 ) -> StreamGemv | None:  # fmt: skip
-    """The kernel for these sizes, or None where rows are too long; `warps` (at most) and `rows` are
-    chosen if they are 0."""
+    """The kernel for these sizes, or None where rows are too long; `warps` (at most), `rows` and
+    the `room` in shared memory are chosen if they are 0."""
     units = -(-k // (_CHUNK * WARP))  # warps that a row could use
     own = -(-units // _MOST_WARPS)
     if own > _MOST_OWN:
         return None
     divide = -(-units // own)
     teams = max(1, (warps or _MOST_WARPS) // divide)
+    numbers = n * k * (2 if epilogue.pair else 1)
+    room = room or (_WHOLE if numbers >= _LARGE else _ROOM)
     for count in (rows,) if rows else (8, 4, 2, 1):
         if count > n:
             continue
         sizes = teams, divide, own, count, 1, BLOCKS
-        made = StreamGemv(scheme, k, n, epilogue, norm, *sizes, sweeps)
+        made = StreamGemv(scheme, k, n, epilogue, norm, *sizes)
         left = room - made.slots_at - 16 * teams * _MOST_SLOTS
         slots = min(_MOST_SLOTS, left // (teams * made.slot_bytes))
         if slots >= 4 or (slots >= 2 and count in (1, rows)):
@@ -186,14 +189,8 @@ class _Emitter:
         """The first item of a team of this block, and how many it has."""
         f, kernel = self.f, self.kernel
         number = f.block_number() * kernel.teams + team
-        if kernel.sweeps:
-            return number, (f.max(kernel.items - 1 - number, -1) + kernel.all_teams).udiv(
-                kernel.all_teams
-            )
-        first, last = (
-            (n.to(i64) * kernel.items).udiv(kernel.all_teams).to(i32) for n in (number, number + 1)
-        )
-        return first, last - first
+        left = f.max(kernel.items - 1 - number, -1)
+        return number, (left + kernel.all_teams).udiv(kernel.all_teams)
 
     def emit(self) -> None:
         f, kernel = self.f, self.kernel
@@ -245,13 +242,13 @@ class _Emitter:
     def _row(self, first: Value, item: Value) -> Value:
         """The first row of an item of a team: the last of all shares rows with that before."""
         kernel = self.kernel
-        number = first + item * (kernel.all_teams if kernel.sweeps else 1)
+        number = first + item * kernel.all_teams
         return self.f.min(number * kernel.rows, kernel.n - kernel.rows)
 
     def _place(self, team: Value, item: Value) -> Value:
         """The place of an item of a team among those of the block."""
         kernel = self.kernel
-        return item * kernel.teams + team if kernel.sweeps else team * kernel.team_items + item
+        return item * kernel.teams + team
 
     def _refill(self, item: Value, slot: Value, parity: Value, also: Value | None) -> None:
         """Copy what comes into the slot of an item after it. With the last copy of all, the kernel
@@ -457,12 +454,8 @@ class _Emitter:
         for number in f.range(f.thread(), count, f.i32(kernel.threads)):
             place = number.udiv(kernel.rows)
             row = number - place * kernel.rows
-            if kernel.sweeps:
-                item = place.udiv(kernel.teams)
-                team = place - item * kernel.teams
-            else:
-                team = place.udiv(kernel.team_items)
-                item = place - team * kernel.team_items
+            item = place.udiv(kernel.teams)
+            team = place - item * kernel.teams
             first, items = self._items(team)
             column = self._row(first, item) + row
             f.if_(item < items, partial(self._finish_row, place, row, column, factor))
