@@ -13,12 +13,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_driver import FakeDriver, installed, make_stand_in
-from test_kernels import SPLIT, compiled, draw, drawn_blocks
+from test_kernels import compiled, draw, drawn_blocks
 from test_ptx import assemble, needs_ptxas, ptx_of
 
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.qgemm import lower_qgemm, stream_gemv
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
 from rlx.backends.cuda.kernels.qgemm.few_packed_rows import (
     FewPackedRows,
     few_packed_rows_for,
@@ -30,6 +31,8 @@ from rlx.ir.dtype import bf16, f32
 from rlx.ir.graph import Graph
 from rlx.ir.quant.scheme import GGUF_SCHEMES, decode
 from rlx.runtime.compiled import CompiledGraph
+
+TYPES = sorted(HAVE_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def product(name: str, packed: Any, rows: int, k: int) -> Any:
     return build
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize(
     ("n", "k"), [(37, 256), (61, 1280), (19, 4096), (300, 512), (9, 5120), (3, 16640)]
 )
@@ -146,7 +149,7 @@ def test_gates_norms_and_residuals(
     assert np.abs(got[0] - want).max() <= allowed * np.abs(want).max()
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize(("rows", "n", "k"), [(2, 21, 2304), (8, 40, 256), (11, 17, 1536)])
 @pytest.mark.parametrize("is_split", [False, True])
 def test_few_rows_by_products_of_bytes(
@@ -178,7 +181,7 @@ def test_what_is_no_number_stays_none(backend: CudaBackend, streams: None) -> No
         assert np.isfinite(got[1:]).all()
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize(
     ("m", "n", "k", "width", "splits"),
     [(70, 150, 512, 64, 2), (200, 264, 256, 128, 1), (200, 40, 768, 192, 3)],
@@ -209,18 +212,18 @@ def test_blocks_take_several_tiles(
 HOT: list[Any] = [
     *(
         stream_gemv_for(name, k, n, Epilogue(f32))
-        for name in SPLIT
+        for name in TYPES
         for n, k in ((151936, 1024), (28672, 4096), (4096, 14336))
     ),
     *(
         few_packed_rows_for(name, 8, k, n, epilogue, False)
-        for name in SPLIT
+        for name in TYPES
         for n, k, epilogue in (
             (6144, 1024, Epilogue(f32)),
             (3072, 1024, Epilogue(f32, "silu", pair=True)),
         )
     ),
-    *(few_packed_rows_for(n, 8, 4096, 28672, Epilogue(f32), False, True) for n in SPLIT),
+    *(few_packed_rows_for(n, 8, 4096, 28672, Epilogue(f32), False, True) for n in TYPES),
     *(
         PackedGemm(name, 1024, 4096, width, splits, epilogue)
         for name in ("Q8_0", "Q4_K", "Q6_K")

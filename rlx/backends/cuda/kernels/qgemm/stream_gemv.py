@@ -2,10 +2,10 @@
 
 One block stays on each multiprocessor, and leaves room for one of the kernel behind unless the
 weight is so large that a longer ring gains more. Its warps are teams, which go over the rows
-together; the warps of a team divide the columns. A lane keeps its columns of x as digits in registers
-and takes them times all rows of the team. One thread of a team copies the rows, which follow each
-other in memory, to a ring of slots: what is under way does not take registers, and the first slots
-of the kernel behind are filled while this one ends.
+together; the warps of a team divide the columns. A lane keeps its columns of x as digits in
+registers and takes them times all rows of the team. One thread of a team copies the rows, which
+follow each other in memory, to a ring of slots: what is under way does not take registers, and the
+first slots of the kernel behind are filled while this one ends.
 """
 
 from __future__ import annotations
