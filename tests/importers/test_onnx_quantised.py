@@ -12,6 +12,7 @@ from onnx import helper
 from onnx_models import model, value
 from quantised_models import qdq_input, qdq_network
 
+from rlx.errors import RlxError
 from rlx.formats.onnx import OnnxNode
 from rlx.onnx import backend, fuse_quantized
 
@@ -213,3 +214,19 @@ def test_a_sum_with_a_broadcast_tensor() -> None:
     plain = backend.prepare(model(w.nodes, given, outputs, w.constants))
     want, *_ = plain.run([qdq_input()])
     np.testing.assert_array_equal(fused.run([qdq_input()])[0], want)
+
+
+@pytest.mark.parametrize("kind", ["Add", "Relu", "QuantizeLinear"])
+@pytest.mark.parametrize("count", [0, 1, 3, 4])
+def test_damaged_nodes_of_a_sum_are_typed_errors(kind: str, count: int) -> None:
+    proto = _with_sum(relu=True, swapped=False, others=False)
+    node = [n for n in proto.graph.node if n.op_type == kind][-1]
+    given = (list(node.input) * 4)[:count]
+    intact = given == list(node.input)
+    node.ClearField("input")
+    node.input.extend(given)
+    if intact:
+        assert backend.prepare(proto).run([qdq_input()])
+        return
+    with pytest.raises(RlxError):
+        backend.prepare(proto).run([qdq_input()])
