@@ -128,10 +128,8 @@ def exp_down(x: Value) -> Value:
     with f.exact():
         shifted = f.fma(x, f.const(1 / math.log(2), x.type), magic)
         whole = shifted - magic
-        if k is F32 and f.target.fma:
-            r = f.fma(whole, f.const(-math.log(2), x.type), x)  # see `_exp_by_table`
-        else:
-            r = _remainder(x, whole, k)
+        once = k is F32 and f.target.fma  # see `_exp_by_table`
+        r = f.fma(whole, f.const(-math.log(2), x.type), x) if once else _remainder(x, whole, k)
     power = (shifted.bits() << k.mantissa).bits(x.type)
     p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
     return f.fma(power, p, power)
