@@ -40,6 +40,7 @@ from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.split_rows import SplitRows
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
+from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.kernels.recurrent.cells import CellSteps
@@ -699,8 +700,8 @@ def test_packed_weights_are_decoded_once_for_many_rows(
     backend: CudaBackend, name: str, k: int
 ) -> None:
     """x and the weight are rounded to the 11 bits of f16, by at most 2⁻¹² each, half of that in the
-    mean. Rows far outside the exponents of f16 are no worse. MXFP4, whose scales go beyond those,
-    is decoded by a launch of its own."""
+    mean. Rows far outside the exponents of f16 are no worse. Types without a kernel of their own
+    are decoded by a launch, MXFP4 too, whose scales go beyond those of f16."""
     scheme = GGUF_SCHEMES[name]
     draws = name in UNPACKED
     packed = encode(scheme, draw(7, 38, k)).data if draws else drawn_blocks(name, 38, k, 7)
@@ -710,8 +711,8 @@ def test_packed_weights_are_decoded_once_for_many_rows(
         return g.dequant_matmul(g.input("x", [40, k]), w, scheme=scheme)
 
     names = labels(backend, build)
-    plain = ["unpack(MXFP4)", "planes(1)", f"gemm(64x64x{k})"]
-    assert names == (plain if name == "MXFP4" else ["planes(1)", f"gemm(128x64x{k})"])
+    plain = [f"unpack({name})", "planes(1)", f"gemm(64x64x{k})"]
+    assert names == (["planes(1)", f"gemm(128x64x{k})"] if name in HAVE_BYTES else plain)
     made = compiled(backend, build).set_param("w", packed)
     x = draw(9, 40, k) * np.float32(10.0) ** np.arange(-20, 20)[:, None].astype(np.float32)
     want = x.astype(np.float64) @ decode(scheme, packed).astype(np.float64).T

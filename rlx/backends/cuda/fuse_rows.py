@@ -12,7 +12,7 @@ from typing import Any
 
 from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_product
-from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
+from rlx.backends.cuda.kernels.qgemm.digits import takes_bytes
 from rlx.backends.cuda.lowering import is_multiple
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
@@ -109,7 +109,6 @@ def _has_rows(node: Node) -> bool:
     floats = node.inputs[0].dtype.name == node.output.dtype.name == "f32"
     if is_asked():
         return floats
-    record: Any = node.op
-    if node.op.name == _PACKED and record.scheme.name in HAVE_BYTES:
+    if node.op.name == _PACKED and takes_bytes(node):
         return floats and is_multiple(node.output.shape.dims[-1], 4)
     return floats and isinstance(rows, int) and rows <= MOST_ROWS

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.kernels.gemm.problem import is_product
-from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
+from rlx.backends.cuda.kernels.qgemm.digits import takes_bytes
 from rlx.backends.cuda.lowering import is_multiple
 from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import bf16, f32
@@ -145,7 +145,7 @@ class _Rounding:
         x, rows = node.inputs[0], prod(node.inputs[0].shape.dims[:-1], start=1)
         if x is not value or any(v is value for v in node.inputs[1:]):
             return False
-        if is_asked() or record.scheme.name not in HAVE_BYTES:
+        if is_asked() or not takes_bytes(node):
             return False
         if upper_bound(rows, self.graph.live) <= _EXACT_ROWS:
             return False

@@ -87,9 +87,7 @@ def _rounds(reader: Node, node: Node, ctx: Context) -> bool:
     if reader.op.name != "packed_planes_matmul":
         return False
     m = ctx.upper(prod(reader.inputs[0].shape.dims[:-1], start=1))
-    if takes_digits(reader.op, m, node.outputs[0].dtype):
-        return True
-    return ctx.cpu == HOPPER and decodes(reader.op, m, reader.output.shape.dims[-1])
+    return takes_digits(reader, m) or (ctx.cpu == HOPPER and decodes(reader, m))
 
 
 def _is_scratch(ctx: Context, node: Node, value: Value) -> bool:

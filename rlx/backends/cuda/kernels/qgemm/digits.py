@@ -9,11 +9,14 @@ the numbers are applied to them in f32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rlx.backends.cuda.builder import BlockFunction
+from rlx.ir.node import Node
 from rlx.llvm.builder import Value, f16, f32, i8, i32
 
 HAVE_BYTES = frozenset(["Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"])  # what `quant_bytes` knows
+_WHOLE = 256  # columns: kernels of many lanes take whole ones
 DIGITS = 3
 SCALE_AT = 32 * DIGITS  # in a record of 32 numbers: their scale and their sum, behind the digits
 RECORD = 112  # bytes of it
@@ -21,6 +24,14 @@ _MAGIC, _MAGIC_BITS = float(3 << 22), 0x4B400000  # an f32 whose low bits are an
 _BIAS = 0x808080  # makes digits of -128 to 127 such of 0 to 255
 _LEAST_POWER = 32  # of two, as in an f32: smaller numbers are taken for 0
 _LARGEST = {"Q4_K": 15, "Q5_K": 31}  # of the bytes that quants are made
+
+
+def takes_bytes(node: Node) -> bool:
+    """Whether a `packed_planes_matmul` has a type whose bytes kernels multiply, and rows that they
+    can divide."""
+    record: Any = node.op
+    k = node.inputs[0].shape.dims[-1]
+    return record.scheme.name in HAVE_BYTES and isinstance(k, int) and k % _WHOLE == 0
 
 
 class Scale:

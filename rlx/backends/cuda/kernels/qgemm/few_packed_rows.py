@@ -8,7 +8,6 @@ before they are scaled. Warps divide the columns; a lane loads four blocks of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rlx.backends.cuda.batch_invariance import is_asked
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
@@ -19,18 +18,18 @@ from rlx.backends.cuda.kernels.gemm.plan import BLOCKS
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run, words
 from rlx.backends.cuda.kernels.qgemm.digits import (
     DIGITS,
-    HAVE_BYTES,
     RECORD,
     SCALE_AT,
     Scale,
     digit_words,
     factors,
     quant_bytes,
+    takes_bytes,
     whole_sum,
 )
 from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
-from rlx.ir.dtype import DType
 from rlx.ir.dtype import f32 as _F32
+from rlx.ir.node import Node
 from rlx.llvm.builder import Value, f32, i16, i32, i64
 from rlx.support.records import dataclass
 
@@ -108,10 +107,10 @@ def few_packed_rows_for(
     return FewPackedRows(scheme, m, k, epilogue, tiles, many, fewest, is_split)
 
 
-def takes_digits(op: Any, m: int, x: DType) -> bool:
+def takes_digits(node: Node, m: int) -> bool:
     """Whether a `packed_planes_matmul` of up to m rows has this kernel, which could have x split
     before."""
-    suits = x is _F32 and op.scheme.name in HAVE_BYTES
+    suits = node.inputs[0].dtype is _F32 and takes_bytes(node)
     return suits and 1 < m <= FEW_ROWS and not is_asked()
 
 

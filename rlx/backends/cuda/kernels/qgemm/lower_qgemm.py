@@ -18,7 +18,7 @@ from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_st
 from rlx.backends.cuda.kernels.gemm.row_norm import RowNorm
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
-from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES, RECORD
+from rlx.backends.cuda.kernels.qgemm.digits import RECORD, takes_bytes
 from rlx.backends.cuda.kernels.qgemm.few_packed_rows import (
     FEW_ROWS,
     few_packed_rows_for,
@@ -232,9 +232,9 @@ def _scratch(node: Node) -> int:
     record: Any = node.op
     m = upper_bound(prod(x.shape.dims[:-1], start=1), node.graph.live)
     k, n = int(x.shape.dims[-1]), int(node.output.shape.dims[-1])  # type: ignore[arg-type]
-    if decodes(record, m, n):
+    if decodes(node, m):
         return plan_packed(m, k, n, bool(record.gate)).bytes
-    if takes_digits(record, m, x.dtype):
+    if takes_digits(node, m):
         return m * (k // 32) * RECORD
     n = int(w.shape.dims[0])  # type: ignore[arg-type]
     if not m or not _unpacks(m, k, n):
@@ -274,7 +274,7 @@ def _few(node: Node, ctx: Context, epilogue: Epilogue, args: list[KernelArg]) ->
     m, k, n = args[5], int(x.shape.dims[-1]), int(args[4])  # type: ignore[arg-type]
     most, norm = ctx.upper(m), ctx.norms.get(x)  # type: ignore[arg-type]
     is_large = int(w.shape.dims[0]) * k >= _LARGE  # type: ignore[arg-type]
-    splits = norm is not None or (is_large and takes_digits(record, most, x.dtype))
+    splits = norm is not None or (is_large and takes_digits(node, most))
     group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
     few = few_packed_rows_for(record.scheme.name, group, k, n, epilogue, m != group, splits)
     blocks = -(-most // group) * few.blocks(n)
@@ -343,7 +343,7 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     assert isinstance(k, int) and isinstance(n, int) and stride is not None
     if not ctx.upper(m):
         return []
-    if ctx.cpu == HOPPER and decodes(record, ctx.upper(m), n):
+    if ctx.cpu == HOPPER and decodes(node, ctx.upper(m)):
         return _decoded(node, ctx, stride, m, k, n)
     if ctx.cpu == HOPPER and _unpacks(ctx.upper(m), k, n):
         return _unpacked(node, ctx, stride, m, k, n)
@@ -354,7 +354,7 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
         node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
     )
     fixed = is_asked()
-    has_bytes = x.dtype is f32 and scheme in HAVE_BYTES and not fixed
+    has_bytes = x.dtype is f32 and takes_bytes(node) and not fixed
     few = group > 1 and has_bytes
     norm, given, more = (None, x, []) if few else norm_before(x, ctx)
     second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0

@@ -23,11 +23,12 @@ from rlx.backends.cuda.kernels.gemm.group_gemm import (
     GroupTile,
 )
 from rlx.backends.cuda.kernels.gemm.plan import BLOCKS, estimated_cycles
-from rlx.backends.cuda.kernels.qgemm.digits import HAVE_BYTES
+from rlx.backends.cuda.kernels.qgemm.digits import takes_bytes
 from rlx.backends.cuda.kernels.qgemm.few_packed_rows import FEW_ROWS
 from rlx.backends.cuda.kernels.qgemm.fragments import Fragments, Raw
 from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
 from rlx.ir.lir import aligned
+from rlx.ir.node import Node
 from rlx.llvm.builder import Value, f16, f32, i32, i64, vec
 from rlx.support.records import dataclass
 
@@ -359,6 +360,7 @@ def blocks_of(plan: PackedPlan) -> int:
     return min(plan.tiles * plan.splits, BLOCKS)
 
 
-def decodes(op: Any, m: int, n: Any) -> bool:
+def decodes(node: Node, m: int) -> bool:
     """Whether warps decode what they multiply, of a `packed_planes_matmul` of up to m rows."""
-    return not is_asked() and m > FEW_ROWS and n % 2 == 0 and op.scheme.name in HAVE_BYTES
+    n: Any = node.output.shape.dims[-1]
+    return not is_asked() and m > FEW_ROWS and n % 2 == 0 and takes_bytes(node)
