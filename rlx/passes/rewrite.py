@@ -19,7 +19,7 @@ from typing import Any
 
 from rlx.errors import RlxError, VerifyError
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Value
+from rlx.ir.node import Node, Origin, Value
 from rlx.ir.op import registrations
 from rlx.passes.pattern import Match, OpPattern, matches
 from rlx.passes.report import FusionReport
@@ -73,6 +73,7 @@ class Editor:
             self._positions.setdefault(value, []).append(i)
         self.changed = False
         self._fixed: set[Node] | None = None
+        self._touched: dict[Origin, Origin] = {}
         self.updates: dict[Value, Node] = {}  # a state before a write -> the write
         self.stale: set[Value] = set()  # states before a write, and views of them
         for node in graph.nodes:
@@ -133,6 +134,13 @@ class Editor:
         return found
 
     # -- changes --------------------------------------------------------------------------------
+
+    def touched(self, origin: Origin) -> Origin:
+        """The origin of what is built in place of a node of `origin`."""
+        found = self._touched.get(origin)
+        if found is None:
+            found = self._touched[origin] = origin.touched(self.name)
+        return found
 
     def building(self, root: Node) -> _Building:
         """`with editor.building(root) as new:` nodes built inside are inserted at `root`, with its
@@ -269,21 +277,22 @@ class _Building:
 
     def __init__(self, editor: Editor, root: Node) -> None:
         self._editor, self._root, self._new = editor, root, list[Node]()
-        self._origin = editor.graph.origin(root.origin.touched(editor.name))
 
     def __enter__(self) -> list[Node]:
-        self._start = len(self._editor.graph.nodes)
-        self._origin.__enter__()
+        graph, root = self._editor.graph, self._root
+        self._start = len(graph.nodes)
+        self._outer = graph.set_origin(self._editor.touched(root.origin))
         return self._new
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._origin.__exit__(kind, *rest)
-        nodes = self._editor.graph.nodes
+        graph = self._editor.graph
+        graph.set_origin(self._outer)
+        nodes = graph.nodes
         if kind is not None:
             del nodes[self._start :]
-            return
-        self._new += nodes[self._start :]
-        self._editor.enter(self._new, self._root)
+        elif len(nodes) > self._start:
+            self._new += nodes[self._start :]
+            self._editor.enter(self._new, self._root)
 
 
 def is_kept(node: Node) -> bool:
