@@ -22,7 +22,7 @@ from rlx.errors import DTypeError, InputError, RlxError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of
+from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of_node
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.numpy import unify
@@ -268,7 +268,7 @@ class TraceGraph(Graph):
         """Let `dim` replace `symbol` in all nodes so far. Only those that have it are looked at:
         a function of hundreds of arrays makes as many sizes equal."""
         for node in self.nodes[self._indexed :]:
-            for each in symbols_of([node]):
+            for each in symbols_of_node(node):
                 self._nodes_of.setdefault(each, {})[node] = None
         self._indexed, change = len(self.nodes), {symbol: dim}
         found = self._nodes_of.pop(symbol, {})

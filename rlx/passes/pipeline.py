@@ -37,7 +37,8 @@ from rlx.support.records import dataclass
 
 def lower_hir(graph: Graph, policy: FusionPolicy | str = FusionPolicy.DIRECT) -> Graph:
     """HIR to MIR: blocks become fused ops under DIRECT, primitives under FUSABLE."""
-    return lower(graph, FusionPolicy.of(policy)) if has_blocks(graph) else graph
+    chosen = FusionPolicy.of(policy)
+    return lower(graph, chosen) if has_blocks(graph) else graph
 
 
 def schedule_phases(graph: Graph) -> Graph:

@@ -74,10 +74,15 @@ class Editor:
         self.changed = False
         self._fixed: set[Node] | None = None
         self._touched: dict[Origin, Origin] = {}
-        self.updates: dict[Value, Node] = {}  # a state before a write -> the write
         self.stale: set[Value] = set()  # states before a write, and views of them
+        users = self.users  # for all nodes what `_enter` does for one, without a call for each
         for node in graph.nodes:
-            self._enter(node)
+            for value in node.outputs:
+                users[value] = []
+            for value in node.inputs:
+                users[value].append(node)
+        # a state before a write -> the write
+        self.updates = {n.inputs[0]: n for n in graph.nodes if n.op.name == "state_update"}
         if self.updates:
             for node in graph.nodes:
                 self._note_stale(node)
@@ -249,6 +254,11 @@ class Editor:
         order: list[Node] = []
         open_: set[Node] = set()
         for first in nodes:
+            if first.op.name != "state_update" and all([v.node in placed for v in first.inputs]):
+                if first not in placed:
+                    placed.add(first)
+                    order.append(first)
+                continue
             todo = [first]
             while todo:
                 node = todo[-1]
@@ -383,24 +393,26 @@ class _Driver:
         self.misses: dict[tuple[Node, str], str] = {}
 
     def run(self) -> Graph:
-        queue, waiting, index = self.queue, self.waiting, self.index
+        queue, waiting = self.queue, self.waiting
+        known: dict[tuple[str, ...], list[Rule]] = {}
         while queue:
             node = queue.popleft()
             waiting.discard(node)
             if node.id == GONE:
                 continue
-            operand_ops: set[str] | None = None
-            for rule, needs in index[node.op.name]:
-                if operand_ops is None:
-                    operand_ops = {v.node.op.name for v in node.inputs}
-                for need in needs:
-                    if need.isdisjoint(operand_ops):
-                        break
-                else:
-                    if self._try(rule, node):
-                        break
+            ops = (node.op.name, *[v.node.op.name for v in node.inputs])
+            rules = known.get(ops)
+            if rules is None:
+                rules = known[ops] = self._rules(*ops)
+            for rule in rules:
+                if self._try(rule, node):
+                    break
         self._report_misses()
         return self.editor.finish()
+
+    def _rules(self, op: str, *operands: str) -> list[Rule]:
+        """The rules that may match a node with an op of this name on results of such ops."""
+        return [r for r, needs in self.index[op] if not any(n.isdisjoint(operands) for n in needs)]
 
     def _try(self, rule: Rule, root: Node) -> bool:
         for match in matches(rule.pattern, self.editor, root):
