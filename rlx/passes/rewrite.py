@@ -254,7 +254,7 @@ class Editor:
         order: list[Node] = []
         open_: set[Node] = set()
         for first in nodes:
-            if first.op.name != "state_update" and all([v.node in placed for v in first.inputs]):
+            if first.op.name != "state_update" and all(v.node in placed for v in first.inputs):
                 if first not in placed:
                     placed.add(first)
                     order.append(first)
