@@ -256,6 +256,15 @@ def has_symbols(value: object) -> bool:
     return isinstance(value, Body) and bool(value.graph.symbols())
 
 
+def symbols_in(value: object) -> frozenset[str]:
+    """The symbols that an attribute mentions."""
+    if isinstance(value, (Expr, Shape)):
+        return value.symbols
+    if isinstance(value, tuple):
+        return frozenset[str]().union(*map(symbols_in, value))
+    return value.graph.symbols() if isinstance(value, Body) else frozenset()
+
+
 def to_bytes(array: Any) -> bytes:
     """The bytes of a constant: little-endian on every machine, bit-exact."""
     return bytes((array if sys.byteorder == "little" else array.byteswap()).tobytes())

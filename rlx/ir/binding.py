@@ -188,7 +188,11 @@ def bind_op(op: Op, sizes: Sizes) -> Op:
     """The op with the symbols of its attributes substituted; itself when it has none."""
     if not op.fields or not op.has_symbols:
         return op
-    return _bind_op(op, tuple(sorted(sizes.items())))
+    mentioned = set(op.symbols)
+    for symbol in DERIVED.keys() & mentioned:
+        mentioned |= DERIVED[symbol].symbols
+    found = [(s, sizes[s]) for s in sorted(mentioned) if s in sizes]
+    return _bind_op(op, tuple(found)) if found else op
 
 
 @lru_cache(maxsize=4096)

@@ -206,8 +206,8 @@ def as_dim(value: object) -> Dim:
 
 def substitute(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
     """`dim` with symbols substituted; a derived symbol follows its factors."""
-    if isinstance(dim, int) or (dim.symbols.isdisjoint(sizes) and dim.symbols.isdisjoint(DERIVED)):
-        return dim
+    if isinstance(dim, int) or not any(s in sizes or s in DERIVED for s in dim.symbols):
+        return dim  # not by `isdisjoint`, which goes through all sizes
     total: Dim = 0
     for monomial, factor in dim.terms:
         product: Dim = factor

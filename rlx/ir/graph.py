@@ -360,11 +360,17 @@ class Graph(Builder):
     @contextmanager
     def origin(self, origin: Origin) -> Iterator[None]:
         """Nodes built inside have `origin` instead of the caller's line."""
-        outer, self._origin = self._origin, origin
+        outer = self.set_origin(origin)
         try:
             yield
         finally:
-            self._origin = outer
+            self.set_origin(outer)
+
+    def set_origin(self, origin: Origin | None) -> Origin | None:
+        """The origin of nodes built from now on, by default the caller's line; returns the one
+        before."""
+        outer, self._origin = self._origin, origin
+        return outer
 
     # -- results ------------------------------------------------------------------------------
 

@@ -132,6 +132,12 @@ def lower(
     return _Lowering(graph, policy, starts).run()
 
 
+def has_blocks(graph: Graph) -> bool:
+    """Whether a graph has blocks, or subgraphs, which may have some: without, it is MIR already."""
+    ops = {id(n.op): n.op for n in graph.nodes}.values()
+    return any(op.is_block or _nests(op) for op in ops)
+
+
 class _Lowering:
     def __init__(self, graph: Graph, policy: FusionPolicy, starts: list[int] | None) -> None:
         self.graph, self.policy, self.starts = graph, policy, [] if starts is None else starts
@@ -216,8 +222,7 @@ class _Lowering:
     def _lowered_body(self, body: Body) -> Body:
         found = self.bodies.get(body)
         if found is None:
-            has_blocks = any(n.op.is_block or _nests(n.op) for n in body.graph.nodes)
-            found = Body(lower(body.graph, self.policy)) if has_blocks else body
+            found = Body(lower(body.graph, self.policy)) if has_blocks(body.graph) else body
             self.bodies[body] = found
         return found
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rlx.errors import ShapeError
-from rlx.ir.attrs import Body
-from rlx.ir.dim import Expr
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.operators import Operators
@@ -160,6 +158,15 @@ def _arity(op: Op) -> str:
     return str(op.num_required)
 
 
+def symbols_of_node(node: Node) -> frozenset[str]:
+    """Every symbol in the shapes, attributes and nested graphs of a node."""
+    op = node.op
+    found = op.symbols if op.fields and op.has_symbols else frozenset[str]()
+    for v in node.outputs:
+        found = found | v.shape.symbols if found else v.shape.symbols
+    return found
+
+
 def symbols_of(nodes: Sequence[Node]) -> frozenset[str]:
     """Every symbol in the shapes, attributes and nested graphs of some nodes."""
     found: set[str] = set()
@@ -168,16 +175,5 @@ def symbols_of(nodes: Sequence[Node]) -> frozenset[str]:
             found |= shape.symbols
     for op in {id(node.op): node.op for node in nodes}.values():
         if op.fields and op.has_symbols:
-            for value in op.attributes().values():
-                _symbols_of(value, found)
+            found |= op.symbols
     return frozenset(found)
-
-
-def _symbols_of(value: object, found: set[str]) -> None:
-    if isinstance(value, (Expr, Shape)):
-        found |= value.symbols
-    elif isinstance(value, tuple):
-        for item in value:
-            _symbols_of(item, found)
-    elif isinstance(value, Body):
-        found |= value.graph.symbols()

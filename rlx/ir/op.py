@@ -30,7 +30,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from rlx.errors import AttributeValueError, OptionError, RlxError
-from rlx.ir.attrs import coercer, has_symbols
+from rlx.ir.attrs import coercer, has_symbols, symbols_in
 from rlx.ir.dim import Dim
 from rlx.ir.shape import Shape
 
@@ -166,6 +166,15 @@ class Op:
         if kept is None:
             kept = any(has_symbols(getattr(self, f)) for f in self.fields)
             self.__dict__["_symbolic"] = kept
+        return kept
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The symbols in attributes and nested graphs."""
+        kept: frozenset[str] | None = self.__dict__.get("_symbols")
+        if kept is None:
+            kept = symbols_in(tuple([getattr(self, f) for f in self.fields]))
+            self.__dict__["_symbols"] = kept
         return kept
 
     def __str__(self) -> str:

@@ -22,13 +22,14 @@ class Shape:
     Interning makes equality and hashing cheap: shapes are keys of the inference cache.
     """
 
-    __slots__ = ("dims", "dtype", "is_static", "rank")
+    __slots__ = ("dims", "dtype", "is_static", "rank", "symbols")
     _interned: dict[tuple[tuple[Dim, ...], DType], Shape] = {}
 
     dims: tuple[Dim, ...]
     dtype: DType
     rank: int
     is_static: bool
+    symbols: frozenset[str]
 
     def __new__(cls, dims: Iterable[object], dtype: object = dt.f32) -> Shape:
         element = dtype if type(dtype) is DType else DType.of(dtype)
@@ -52,7 +53,8 @@ class Shape:
                 expected="less than 2^63 bytes",
             )  # fmt: skip
         self.rank = len(self.dims)
-        self.is_static = all(isinstance(d, int) for d in self.dims)
+        found = [d.symbols for d in self.dims if isinstance(d, Expr)]
+        self.is_static, self.symbols = not found, frozenset[str]().union(*found)
         return cls._interned.setdefault(key, self)
 
     @staticmethod
@@ -71,14 +73,6 @@ class Shape:
     @property
     def size_bytes(self) -> Dim:
         return self.num_elements * self.dtype.bytes
-
-    @property
-    def symbols(self) -> frozenset[str]:
-        found: frozenset[str] = frozenset()
-        for d in self.dims:
-            if isinstance(d, Expr):
-                found |= d.symbols
-        return found
 
     @property
     def static_dims(self) -> tuple[int, ...]:

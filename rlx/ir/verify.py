@@ -1,4 +1,4 @@
-"""The verifier: invariants of graphs, checked after every pass.
+"""The verifier: invariants of graphs, checked after every pass that changed one.
 
 - ids are positions; operands are results of earlier nodes of the same graph
 - result shapes are those that inference gives

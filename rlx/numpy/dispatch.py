@@ -373,7 +373,7 @@ def value_in(x: Array, trace: Trace) -> Value:
     """The value of an operand in the graph of a trace."""
     if not isinstance(x, Tracer):
         data = x.data
-        return trace.graph.constant(data, x.dtype) if data.ndim == 0 else trace.capture(x)
+        return trace.scalar(data) if data.ndim == 0 else trace.capture(x)
     x.home.require_open()
     if x.trace is not trace:
         raise InputError(

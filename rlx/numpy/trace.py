@@ -22,7 +22,7 @@ from rlx.errors import DTypeError, InputError, RlxError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of
+from rlx.ir.node import Node, Operand, Origin, Value, caller, infer, symbols_of_node
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.numpy import unify
@@ -63,6 +63,7 @@ class Trace:
         self.mapped_axis: tuple[str, Dim] | None = None  # of a `vmap` that names it, and its size
         self.prints: list[Any] = []  # what `debug.print` asked for: see `debug`
         self._values: dict[object, tuple[object, Value]] = {}  # keyed by identity, kept alive
+        self._scalars: dict[tuple[Any, bytes], Value] = {}
         if parent is None:
             self.guards: list[Guard] = []
             self.known: set[tuple[Dim, str, Dim, bool]] = set()  # what they say
@@ -125,6 +126,14 @@ class Trace:
         self.captured.append(array)
         shape = Shape(array.data.shape, array.dtype)
         return self.graph.input(f"captured_{len(self.captured)}", shape)
+
+    def scalar(self, data: np.ndarray[Any, Any]) -> Value:
+        """A number that is known now: a trace has it once."""
+        key = data.dtype, data.tobytes()
+        found = self._scalars.get(key)
+        if found is None:
+            found = self._scalars[key] = self.graph.constant(data)
+        return found
 
     def enter(self, value: Value, home: Trace) -> Value:
         """A value of `home`, which is this trace or one around it, in this trace."""
@@ -259,7 +268,7 @@ class TraceGraph(Graph):
         """Let `dim` replace `symbol` in all nodes so far. Only those that have it are looked at:
         a function of hundreds of arrays makes as many sizes equal."""
         for node in self.nodes[self._indexed :]:
-            for each in symbols_of([node]):
+            for each in symbols_of_node(node):
                 self._nodes_of.setdefault(each, {})[node] = None
         self._indexed, change = len(self.nodes), {symbol: dim}
         found = self._nodes_of.pop(symbol, {})

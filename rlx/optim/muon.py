@@ -73,7 +73,7 @@ class Muon(Optimizer):
         self, path: str, param: Array, grad: Array, slots: Slots, now: Moment
     ) -> tuple[Array, Slots]:
         if not self._is_matrix(path, param):
-            then = Moment(now.step, self.other.rate(now.step - 1))
+            then = Moment(now.step, self.other.rate_of(now.step - 1))
             return self.other.leaf(path, param, grad, slots, then)
         p, g = working(param, grad)
         average = lerp(slots["momentum"], g, 1 - self.momentum)

@@ -41,13 +41,13 @@ class Moment:
     """Where an update happens: the numbers that are the same for all parameters, as f64."""
 
     step: Array  # how many updates there will have been, from 1
-    rate: Array
+    rate: Array | float  # a float needs no kernels for what is computed of it
     known: dict[object, Array] = field(default_factory=dict)
 
-    def once(self, key: object, dtype: DType, make: Callable[[Moment], Array]) -> Array:
+    def once(self, key: object, dtype: DType, make: Callable[[Moment], Array | float]) -> Array:
         """A number that parameters of an element type share: a trace has it once."""
         if (key, dtype) not in self.known:
-            self.known[key, dtype] = make(self).astype(dtype)
+            self.known[key, dtype] = rnp.asarray(make(self), dtype=dtype)
         return self.known[key, dtype]
 
 
@@ -75,7 +75,7 @@ class Optimizer(ABC):
         given = _gradients(grads, params)
         self._require_own(state)
         step = as_array(state["step"]) + 1
-        now = Moment(step.astype(f64), self.rate(state["step"]))
+        now = Moment(step.astype(f64), self.rate_of(state["step"]))
         index, slots = {path: i for i, path in enumerate(paths_of(params))}, {}
         for path, p in trained(params):
             i, kept = index[path], state["slots"].get(path)
@@ -104,11 +104,15 @@ class Optimizer(ABC):
 
     def rate(self, step: Any) -> Array:
         """The learning rate after so many steps, as f64."""
+        return rnp.asarray(self.rate_of(step), dtype=f64)
+
+    def rate_of(self, step: Any) -> Array | float:
+        """`rate`, as a float where it is the same number for all steps."""
         if callable(self.learning_rate):
             return as_array(self.learning_rate(step)).astype(f64)
         if isinstance(self.learning_rate, Array):
             return self.learning_rate.astype(f64)
-        return rnp.asarray(self.learning_rate, dtype=f64)
+        return float(self.learning_rate)
 
     @abstractmethod
     def slots(self, path: str, param: Array) -> Slots:
@@ -133,9 +137,9 @@ def working_type(x: Array) -> DType:
     return x.dtype if x.dtype.bits >= 32 else f32
 
 
-def like(scalar: Array, x: Array) -> Array:
+def like(scalar: Array | float, x: Array) -> Array:
     """A number for all parameters in the element type of one."""
-    return scalar.astype(x.dtype)
+    return rnp.asarray(scalar, dtype=x.dtype)
 
 
 def zeros_like(param: Array) -> Array:

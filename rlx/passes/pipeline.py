@@ -1,7 +1,7 @@
 """The pass pipeline: `PIPELINE` lists every pass between the user's graph and memory planning.
 
-A pass is a function from graph to graph; the verifier runs after each. After the pipeline a variant
-is bound (`ir.binding`) and planned (`passes.plan`).
+A pass is a function from graph to graph; the verifier runs after each that changed the graph. After
+the pipeline a variant is bound (`ir.binding`) and planned (`passes.plan`).
 
 Under a given phase schedule a graph is split by phase, and the parts are joined again. Each part
 goes through the passes by itself, so that nothing is fused across phases. In a part, values of
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rlx.errors import OptionError
 from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
-from rlx.ir.hir import FusionPolicy, lower
+from rlx.ir.hir import FusionPolicy, has_blocks, lower
 from rlx.ir.node import Node, Value, infer
 from rlx.ir.op import Op, lookup
 from rlx.ir.phase import Phase, PhaseSchedule, check_phases, derive_phases
@@ -37,7 +37,8 @@ from rlx.support.records import dataclass
 
 def lower_hir(graph: Graph, policy: FusionPolicy | str = FusionPolicy.DIRECT) -> Graph:
     """HIR to MIR: blocks become fused ops under DIRECT, primitives under FUSABLE."""
-    return lower(graph, FusionPolicy.of(policy))
+    chosen = FusionPolicy.of(policy)
+    return lower(graph, chosen) if has_blocks(graph) else graph
 
 
 def schedule_phases(graph: Graph) -> Graph:
@@ -102,6 +103,7 @@ class Pass(NamedTuple):
     name: str
     run: Callable[[Graph, Context], Graph]
     required: bool = False  # runs even when a profile does not list it
+    by_editor: bool = False  # a graph that it changes has a new list of nodes, as from an Editor
 
 
 def _precision(graph: Graph, context: Context) -> Graph:
@@ -126,7 +128,7 @@ def _fusion(name: str) -> Pass:
         fuse = FUSIONS[name]
         return recursive(lambda g: fuse(g, context.fusion, context.on_fire))(graph)
 
-    return Pass(f"fuse.{name}", run)
+    return Pass(f"fuse.{name}", run, by_editor=True)
 
 
 def _legalize(graph: Graph, context: Context) -> Graph:
@@ -152,15 +154,15 @@ def _prepare(graph: Graph, context: Context) -> Graph:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("lower_hir", lambda g, c: lower_hir(g, c.policy), required=True),
-    Pass("inline", lambda g, c: recursive(inline_calls)(g), required=True),
-    Pass("quantize", _quantize, required=True),
-    Pass("simplify", _simplify),
-    Pass("fold", lambda g, c: recursive(fold)(g)),
-    Pass("simplify", _simplify),  # constant folding enables more rules
-    Pass("cse", lambda g, c: recursive(cse)(g)),
-    Pass("dce", lambda g, c: recursive(dce)(g)),
+    Pass("inline", lambda g, c: recursive(inline_calls)(g), required=True, by_editor=True),
+    Pass("quantize", _quantize, required=True, by_editor=True),
+    Pass("simplify", _simplify, by_editor=True),
+    Pass("fold", lambda g, c: recursive(fold)(g), by_editor=True),
+    Pass("simplify", _simplify, by_editor=True),  # constant folding enables more rules
+    Pass("cse", lambda g, c: recursive(cse)(g), by_editor=True),
+    Pass("dce", lambda g, c: recursive(dce)(g), by_editor=True),
     *(_fusion(name) for name in FUSIONS if name != "regions"),
-    Pass("precision", _precision, required=True),
+    Pass("precision", _precision, required=True, by_editor=True),
     Pass("layout", _layout),
     Pass("legalize", _legalize, required=True),
     _fusion("regions"),
@@ -252,9 +254,10 @@ def _run_passes(
 ) -> Graph:  # fmt: skip
     context.prepare = None
     for each in passes:
-        start = perf_counter()
+        start, before = perf_counter(), graph.nodes
         graph = each.run(graph, context)
-        verify(graph, after=each.name)
+        if not each.by_editor or graph.nodes is not before:
+            verify(graph, after=each.name)
         counters.passes += 1
         trace.append(Stage(each.name, perf_counter() - start, len(graph)))
         if on_stage is not None:
@@ -308,9 +311,11 @@ class _Bodies:
         self.done: dict[Body, Body] = {}
 
     def run(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            if node.op.is_control_flow:
-                node.op = self._op(node.op)
+        nodes = [node for node in graph.nodes if node.op.is_control_flow]
+        if nodes:
+            graph.nodes = list(graph.nodes)  # which says that it may have changed
+        for node in nodes:
+            node.op = self._op(node.op)
 
     def _op(self, op: Op) -> Op:
         changes: dict[str, Any] = {}

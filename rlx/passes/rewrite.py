@@ -19,7 +19,7 @@ from typing import Any
 
 from rlx.errors import RlxError, VerifyError
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Value
+from rlx.ir.node import Node, Origin, Value
 from rlx.ir.op import registrations
 from rlx.passes.pattern import Match, OpPattern, matches
 from rlx.passes.report import FusionReport
@@ -73,10 +73,16 @@ class Editor:
             self._positions.setdefault(value, []).append(i)
         self.changed = False
         self._fixed: set[Node] | None = None
-        self.updates: dict[Value, Node] = {}  # a state before a write -> the write
+        self._touched: dict[Origin, Origin] = {}
         self.stale: set[Value] = set()  # states before a write, and views of them
+        users = self.users  # for all nodes what `_enter` does for one, without a call for each
         for node in graph.nodes:
-            self._enter(node)
+            for value in node.outputs:
+                users[value] = []
+            for value in node.inputs:
+                users[value].append(node)
+        # a state before a write -> the write
+        self.updates = {n.inputs[0]: n for n in graph.nodes if n.op.name == "state_update"}
         if self.updates:
             for node in graph.nodes:
                 self._note_stale(node)
@@ -133,6 +139,13 @@ class Editor:
         return found
 
     # -- changes --------------------------------------------------------------------------------
+
+    def touched(self, origin: Origin) -> Origin:
+        """The origin of what is built in place of a node of `origin`."""
+        found = self._touched.get(origin)
+        if found is None:
+            found = self._touched[origin] = origin.touched(self.name)
+        return found
 
     def building(self, root: Node) -> _Building:
         """`with editor.building(root) as new:` nodes built inside are inserted at `root`, with its
@@ -241,6 +254,11 @@ class Editor:
         order: list[Node] = []
         open_: set[Node] = set()
         for first in nodes:
+            if first.op.name != "state_update" and all(v.node in placed for v in first.inputs):
+                if first not in placed:
+                    placed.add(first)
+                    order.append(first)
+                continue
             todo = [first]
             while todo:
                 node = todo[-1]
@@ -269,21 +287,22 @@ class _Building:
 
     def __init__(self, editor: Editor, root: Node) -> None:
         self._editor, self._root, self._new = editor, root, list[Node]()
-        self._origin = editor.graph.origin(root.origin.touched(editor.name))
 
     def __enter__(self) -> list[Node]:
-        self._start = len(self._editor.graph.nodes)
-        self._origin.__enter__()
+        graph, root = self._editor.graph, self._root
+        self._start = len(graph.nodes)
+        self._outer = graph.set_origin(self._editor.touched(root.origin))
         return self._new
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._origin.__exit__(kind, *rest)
-        nodes = self._editor.graph.nodes
+        graph = self._editor.graph
+        graph.set_origin(self._outer)
+        nodes = graph.nodes
         if kind is not None:
             del nodes[self._start :]
-            return
-        self._new += nodes[self._start :]
-        self._editor.enter(self._new, self._root)
+        elif len(nodes) > self._start:
+            self._new += nodes[self._start :]
+            self._editor.enter(self._new, self._root)
 
 
 def is_kept(node: Node) -> bool:
@@ -374,24 +393,26 @@ class _Driver:
         self.misses: dict[tuple[Node, str], str] = {}
 
     def run(self) -> Graph:
-        queue, waiting, index = self.queue, self.waiting, self.index
+        queue, waiting = self.queue, self.waiting
+        known: dict[tuple[str, ...], list[Rule]] = {}
         while queue:
             node = queue.popleft()
             waiting.discard(node)
             if node.id == GONE:
                 continue
-            operand_ops: set[str] | None = None
-            for rule, needs in index[node.op.name]:
-                if operand_ops is None:
-                    operand_ops = {v.node.op.name for v in node.inputs}
-                for need in needs:
-                    if need.isdisjoint(operand_ops):
-                        break
-                else:
-                    if self._try(rule, node):
-                        break
+            ops = (node.op.name, *[v.node.op.name for v in node.inputs])
+            rules = known.get(ops)
+            if rules is None:
+                rules = known[ops] = self._rules(*ops)
+            for rule in rules:
+                if self._try(rule, node):
+                    break
         self._report_misses()
         return self.editor.finish()
+
+    def _rules(self, op: str, *operands: str) -> list[Rule]:
+        """The rules that may match a node with an op of this name on results of such ops."""
+        return [r for r, needs in self.index[op] if not any(n.isdisjoint(operands) for n in needs)]
 
     def _try(self, rule: Rule, root: Node) -> bool:
         for match in matches(rule.pattern, self.editor, root):

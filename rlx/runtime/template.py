@@ -185,6 +185,7 @@ class Template(Unpicklable):
             debug(4, inspect_lir(lir))
         return lir
 
+    @without_gc()
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         return self.backend.compile(self.plan(open_sizes), self.options)
 
