@@ -70,7 +70,8 @@ def test_parity(case: Case) -> None:
 
 TINY = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "mamba2")  # the others run on GPUs alone
 LONG = ("engine llama", "engine gemma2", "engine gpt_oss", "engine qwen3 f16 cache")  # 30 s each
-LONG += ("a stop of mamba2", "a stop of qwen3_next")
+LONG += ("a stop of mamba2", "a stop of qwen3_next", "tokens behind a stop are forgotten")
+LONG += ("constrained answers", "two requests of llama")
 WIDE = [n for n in checks_on_gpu.CHECKS if n.startswith("same bits") and "tiny" not in n]  # on GPUs
 SIMULATED = [
     pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name
