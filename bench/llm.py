@@ -9,8 +9,8 @@ type of the weights, bars name the instruction set.
 `--avx2` holds RLX to AVX2 and asks for a llama.cpp that was built for it, in a folder of its own:
 
     CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
-    -DGGML_AVX512=OFF" pip install --no-cache-dir --no-binary llama-cpp-python --no-deps --target DIR
-    llama-cpp-python
+    -DGGML_AVX512=OFF" pip install --no-cache-dir --no-deps --target DIR
+    --no-binary llama-cpp-python llama-cpp-python
 
 then `--avx2 --avx2-peer DIR`; `--peer-python` still names a Python that has its other packages. On
 a CPU with more the figures say how both do there with AVX2 alone. OpenVINO follows
